@@ -135,14 +135,15 @@ def _refuse_other_settings(target: Target) -> None:
     folder, kept = target.plan.folder, target.plan.folder.path / WEIGHTS
     changes: list[str] = []
     if folder.config.exists():
-        changes += changes_of_resume(load_config(folder.config), target.plan.config)
+        before = load_config(folder.config)
+        changes += changes_of_resume(before, target.plan.config, mixture_may_change=False)
     if kept.exists() or (folder.path / RECORDS).exists():
-        before = json.loads(kept.read_text()) if kept.exists() else {}
+        known = json.loads(kept.read_text()) if kept.exists() else {}
         changes += [
-            f"weights: {name}: {before.get(name, 'absent')!r} -> "
+            f"weights: {name}: {known.get(name, 'absent')!r} -> "
             f"{target.identity.get(name, 'absent')!r}"
-            for name in sorted(before.keys() | target.identity.keys())
-            if before.get(name) != target.identity.get(name)
+            for name in sorted(known.keys() | target.identity.keys())
+            if known.get(name) != target.identity.get(name)
         ]
     if changes:
         raise ConfigError(

@@ -134,6 +134,20 @@ def test_other_weights_need_another_label(tmp_path: Path, other: dict[str, str],
     assert starts(one) == 1
 
 
+def test_a_run_whose_mixture_may_change_has_evaluations_of_one_mixture(tmp_path: Path):
+    one, other = target(tmp_path), target(tmp_path)
+    for each, turns in ((one, 4), (other, 5)):
+        sources = {"nq": {"max_turns": turns}}
+        each.plan.config["mixed"] |= {"on_change": "continue", "seed": turns, "sources": sources}
+    run([one])
+    with pytest.raises(ConfigError) as refused:
+        run([other])
+    assert [problem.partition(" in ")[0] for problem in refused.value.problems] == [
+        "mixed.seed: 4 -> 5",
+        "mixed.sources.nq.max_turns: 4 -> 5",
+    ]
+
+
 def test_two_processes_do_not_evaluate_into_one_folder(tmp_path: Path):
     one = target(tmp_path)
     with one.plan.folder.claim(), pytest.raises(RunHeld):
