@@ -314,6 +314,13 @@ def _refuse_missing_rows(target: Target) -> None:
         )
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes an error of a redirect, because urllib would send the key to the other host too."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
 def _model_of_server(url: str, model: str | None, environ: Mapping[str, str]) -> str:
     """The model's name at a server, which must answer.
 
@@ -327,12 +334,18 @@ def _model_of_server(url: str, model: str | None, environ: Mapping[str, str]) ->
         headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(f"{url}/models", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=PROBE_S) as answer:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=PROBE_S) as answer:
             names = [str(each["id"]) for each in json.loads(answer.read(1 << 20))["data"]]
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise ValueError(
                 f"{url} answers HTTP {error.code}: is {KEY_VARIABLE} the key of this server?"
+            ) from error
+        if 300 <= error.code < 400:
+            raise ValueError(
+                f"{url}/models answers HTTP {error.code}, a redirect to "
+                f"{error.headers.get('Location')}: it is not followed, because {KEY_VARIABLE} "
+                "would be sent there; give the address of the server itself"
             ) from error
         names = []  # a server without a list of its models
     except (OSError, ValueError, LookupError, TypeError) as error:

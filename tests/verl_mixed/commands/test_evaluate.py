@@ -178,7 +178,10 @@ class _Models(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         names = self.path.strip("/").split("/")[0].split("+")
         body = json.dumps({"data": [{"id": name} for name in names]}).encode()
-        self.send_response(401 if names == ["locked"] else 200)
+        code = {"locked": 401, "moved": 302, "lent": 307}.get(names[0], 200)
+        self.send_response(code)
+        if code in (302, 307):
+            self.send_header("Location", "/elsewhere/models")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -213,6 +216,8 @@ def test_a_model_that_a_server_lacks_is_refused(models: str, run: Path, run_envi
     for words, message in (
         ([f"{models}/a+b"], "give --model, one of a, b"),
         ([f"{models}/a+b", "--model", "c"], r"--model c: .* has a, b"),
+        ([f"{models}/moved"], r"HTTP 302, a redirect to /elsewhere/models: it is not followed"),
+        ([f"{models}/lent", "--model", "elsewhere"], "HTTP 307, a redirect to"),
         ([f"{models}/locked"], "HTTP 401: is OPENAI_API_KEY the key"),
     ):
         with pytest.raises(ValueError, match=message):
