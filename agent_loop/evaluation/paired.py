@@ -1,6 +1,7 @@
 """Paired differences of two evaluations: the same prompts, with an interval and a test. Pure.
 
-A prompt's samples are one observation: their mean. A lost trajectory does not count.
+A prompt's samples are one observation: their mean. A lost trajectory does not count. Both sides
+take the same number of samples of a prompt (`paired_means`), because the sign-flip test needs it.
 """
 
 from collections import defaultdict
@@ -70,10 +71,11 @@ def difference(
     gets a level of 1 - 0.05 / comparisons (Bonferroni), so the chance that any of them calls an
     unchanged source better or worse is 5 % at most. Student's t does not hold for a few discrete
     differences, so a verdict also needs the sign-flip test, which is exact: if both evaluations
-    have the same policy, each prompt's difference is as likely as its opposite.
+    have the same policy, each prompt's difference is as likely as its opposite. That holds only if
+    both means of a prompt are over the same number of samples.
 
     Args:
-        first: prompt -> mean of its judged samples; likewise `last`.
+        first: prompt -> mean of its judged samples, as `paired_means` makes it; likewise `last`.
         comparisons: differences that are looked at together, 1 or more.
 
     Source: Miller 2024, "Adding Error Bars to Evals", section 4.2 (paired differences); Fisher
@@ -123,24 +125,68 @@ def sign_flip_p(gaps: Sequence[float]) -> float:
     return (1 + as_far) / (1 + DRAWN_FLIPS)
 
 
-def prompt_means(records: Iterable[Record], measure: str = "reward") -> dict[str, dict[str, float]]:
-    """Source -> row_id -> mean of its judged samples.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedMeans:
+    """The prompts of one source that both evaluations have, at least one."""
+
+    first: Mapping[str, float]
+    """row_id -> mean of the samples that are compared; likewise `last`."""
+
+    last: Mapping[str, float]
+    left_out: int
+    """Judged samples of these prompts that one side has more than the other."""
+
+
+def paired_means(
+    first: Iterable[Record], last: Iterable[Record], measure: str = "reward"
+) -> dict[str, PairedMeans]:
+    """Source -> means of the prompts that both have, over equally many samples on both sides.
+
+    If a prompt has n1 judged samples on one side and n2 on the other, the first min(n1, n2) of each
+    side are compared. With all samples, the difference of an unchanged policy would not be as
+    likely as its opposite: of a prompt that is solved once in 50 samples, the mean of 16 samples is
+    above the value of a single sample far more often than below it. The sign-flip test would then
+    call an unchanged policy better or worse.
+
+    Example: a prompt has the rewards 1, 0, 0, 0 on one side; on the other it has 0, 1 and two lost
+    samples. The means are 0.5 (of 1, 0) and 0.5 (of 0, 1), and two samples are left out.
 
     Args:
         measure: `reward`, or `solved` for the share that solved the prompt.
     """
+    before, after = _judged(first, measure), _judged(last, measure)
+    found: dict[str, PairedMeans] = {}
+    for source in sorted(before.keys() & after.keys()):
+        ours, theirs = before[source], after[source]
+        counts = {
+            row: min(len(ours[row]), len(theirs[row]))
+            for row in sorted(ours.keys() & theirs.keys())
+        }
+        if counts:
+            found[source] = PairedMeans(
+                first={row: fmean(ours[row][:count]) for row, count in counts.items()},
+                last={row: fmean(theirs[row][:count]) for row, count in counts.items()},
+                left_out=sum(
+                    len(side[row]) - count
+                    for side in (ours, theirs)
+                    for row, count in counts.items()
+                ),
+            )
+    return found
+
+
+def _judged(records: Iterable[Record], measure: str) -> dict[str, dict[str, list[float]]]:
+    """Source -> row_id -> values of its judged samples, in order of their numbers."""
     by_source: defaultdict[str, list[Record]] = defaultdict(list)
     for record in sorted(records, key=lambda record: record.key):
         if not record.lost:
             by_source[record.source].append(record)
     return {
         source: {
-            row: fmean(
-                each.reward if measure == "reward" else float(each.is_solved) for each in group
-            )
+            row: [each.reward if measure == "reward" else float(each.is_solved) for each in group]
             for row, group in by_prompt(own).items()
         }
-        for source, own in sorted(by_source.items())
+        for source, own in by_source.items()
     }
 
 
@@ -148,7 +194,6 @@ def differences(
     first: Iterable[Record], last: Iterable[Record], measure: str = "reward"
 ) -> dict[str, Difference]:
     """Source -> its paired difference, for the sources with a prompt in common."""
-    before, after = prompt_means(first, measure), prompt_means(last, measure)
-    both = [s for s in before if before[s].keys() & after.get(s, {}).keys()]
-    found = {s: difference(before[s], after[s], len(both)) for s in both}
+    pairs = paired_means(first, last, measure)
+    found = {source: difference(own.first, own.last, len(pairs)) for source, own in pairs.items()}
     return {source: one for source, one in found.items() if one is not None}

@@ -194,6 +194,13 @@ def _compare(arguments: argparse.Namespace, console: "Console") -> int:
         raise ValueError(
             f"nothing to compare: {first.label} and {last.label} have no judged row in common"
         )
+    for one in (first, last):
+        if not one.is_finished:
+            _say(
+                console,
+                f"WARNING {one.label}: this evaluation is not finished, so {len(one.records)} "
+                "records are compared; run its `verl-mixed evaluate` again, which goes on",
+            )
     rows = view.changed_rows(first.records, last.records)
     console.print(view.differences_table(differences))
     for line in view.changed_lines(rows) if rows else ["no row is solved more or less often"]:

@@ -23,7 +23,14 @@ from config.lookup import at, files_at, flatten
 from config.schema import ConfigError
 from verl_mixed.checks.config.prompts import media_problems
 from verl_mixed.checks.preflight import mixture_problems
-from verl_mixed.commands.export import LATEST, chosen_step, export
+from verl_mixed.commands.evaluate_weights import (
+    Identity,
+    exported,
+    identity_of_checkpoint,
+    identity_of_model,
+    identity_of_server,
+)
+from verl_mixed.commands.export import LATEST, chosen_step
 from verl_mixed.launch.evaluation import Target, evaluation_config
 from verl_mixed.launch.generated import forms_of, make_generated_data
 from verl_mixed.launch.plan import Plan, corpus_beside, make_plan
@@ -112,9 +119,7 @@ def _of_run(
     targets: list[Target] = []
     for step in steps:
         if step:
-            model = run.path / "export" / f"step_{step}-fp32"
-            if not model.exists():
-                export(run, str(step), model)
+            model, identity = exported(run, step), identity_of_checkpoint(run, step)
             weights = f"step {step} of {run.path}"
         else:
             model = Path(str(at(plan.config, MODEL_KEY)))
@@ -124,8 +129,11 @@ def _of_run(
                     "not merged; evaluate a later step"
                 )
             weights = f"{model}, with which {run.path} began"
+            identity = identity_of_model(str(model))
         label = arguments.label or f"step_{step}"
-        targets.append(_target(arguments, plan, run, label, str(model), weights, step=step))
+        targets.append(
+            _target(arguments, plan, run, label, str(model), weights, identity, step=step)
+        )
     return targets
 
 
@@ -194,7 +202,8 @@ def _of_model(
     path = absolute_if_local(model)
     plan = _plan(arguments, overrides, environ, path)
     label = arguments.label or Path(path).name
-    return _target(arguments, plan, _run_of(arguments, plan), label, path, path)
+    identity = identity_of_model(path)
+    return _target(arguments, plan, _run_of(arguments, plan), label, path, path, identity)
 
 
 def _of_server(
@@ -211,7 +220,10 @@ def _of_server(
     label = arguments.label or Path(name).name
     say(f"server       {url} (model {name}, tokenizer {tokenizer})")
     run, weights = _run_of(arguments, plan), f"{name} at {url}"
-    return _target(arguments, plan, run, label, tokenizer, weights, base_url=url, name=name)
+    identity = identity_of_server(url, name)
+    return _target(
+        arguments, plan, run, label, tokenizer, weights, identity, base_url=url, name=name
+    )
 
 
 def _plan(
@@ -246,6 +258,7 @@ def _target(
     label: str,
     model: str,
     weights: str,
+    identity: Identity,
     *,
     step: int = 0,
     base_url: str = "",
@@ -279,6 +292,7 @@ def _target(
         job=Job(step=step, selection=selection, base_url=base_url, model=name),
         ks=ks,
         weights=weights,
+        identity=identity,
     )
 
 
@@ -300,6 +314,13 @@ def _refuse_missing_rows(target: Target) -> None:
         )
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes an error of a redirect, because urllib would send the key to the other host too."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
 def _model_of_server(url: str, model: str | None, environ: Mapping[str, str]) -> str:
     """The model's name at a server, which must answer.
 
@@ -313,12 +334,18 @@ def _model_of_server(url: str, model: str | None, environ: Mapping[str, str]) ->
         headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(f"{url}/models", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=PROBE_S) as answer:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=PROBE_S) as answer:
             names = [str(each["id"]) for each in json.loads(answer.read(1 << 20))["data"]]
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise ValueError(
                 f"{url} answers HTTP {error.code}: is {KEY_VARIABLE} the key of this server?"
+            ) from error
+        if 300 <= error.code < 400:
+            raise ValueError(
+                f"{url}/models answers HTTP {error.code}, a redirect to "
+                f"{error.headers.get('Location')}: it is not followed, because {KEY_VARIABLE} "
+                "would be sent there; give the address of the server itself"
             ) from error
         names = []  # a server without a list of its models
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.evaluation.main import RECORDS, SAYS, Job, write_job
+from agent_loop.training.run_folder import write_text
 from config.lookup import at
 from config.schema import ConfigError
 from verl_mixed.launch import processes
@@ -30,6 +31,9 @@ from verl_mixed.run.compose import load_config, save_config
 from verl_mixed.run.evaluations import SUMMARY, Evaluation, selected_records
 from verl_mixed.run.state import RunFolder, changes_of_resume
 from verl_mixed.views.evaluation import summary_of, write_csv
+
+WEIGHTS = "weights.json"
+"""File with the identity of the weights that made the records of an evaluation's folder."""
 
 DRIVER = (sys.executable, "-m", "agent_loop.evaluation.main")
 POLL_S = 0.3
@@ -49,6 +53,9 @@ class Target:
 
     weights: str
     """What is evaluated, for people."""
+
+    identity: Mapping[str, str]
+    """Equal only for the same weights, as {"base_url": "http://host:8000/v1", "model": "mine"}."""
 
     @property
     def infra_error_limit(self) -> float:
@@ -124,18 +131,29 @@ def _is_complete(target: Target) -> bool:
 
 
 def _refuse_other_settings(target: Target) -> None:
-    """Keep the records of a folder apart from those of other settings."""
-    folder = target.plan.folder
+    """Keep the records of a folder apart from those of other settings and other weights."""
+    folder, kept = target.plan.folder, target.plan.folder.path / WEIGHTS
+    changes: list[str] = []
     if folder.config.exists():
-        changes = changes_of_resume(load_config(folder.config), target.plan.config)
-        if changes:
-            raise ConfigError(
-                [
-                    f"{change} in {folder.path}: its records were made with the old value; give "
-                    "another --label, or remove the folder"
-                    for change in changes
-                ]
-            )
+        before = load_config(folder.config)
+        changes += changes_of_resume(before, target.plan.config, mixture_may_change=False)
+    if kept.exists() or (folder.path / RECORDS).exists():
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        changes += [
+            f"weights: {name}: {known.get(name, 'absent')!r} -> "
+            f"{target.identity.get(name, 'absent')!r}"
+            for name in sorted(known.keys() | target.identity.keys())
+            if known.get(name) != target.identity.get(name)
+        ]
+    if changes:
+        raise ConfigError(
+            [
+                f"{change} in {folder.path}: its records were made with the old value; give "
+                "another --label, or remove the folder"
+                for change in changes
+            ]
+        )
+    write_text(kept, json.dumps(dict(target.identity), indent=1) + "\n")
     save_config(target.plan.config, folder.config)
 
 

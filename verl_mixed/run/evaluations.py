@@ -18,6 +18,7 @@ from agent_loop.training.run_folder import trajectory_files
 from samplers.disk import BrokenFile
 
 RECORDS, SUMMARY, SELECTED = "records.jsonl", "summary.json", "selected.json"
+JOB = "job.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Evaluation:
     label: str
     step: int
     records: Sequence[Record]
+    is_finished: bool = True
+    """Whether its last call made all records that it chose."""
 
 
 def evaluations_of(run: Path) -> Path:
@@ -100,7 +103,8 @@ def selected_records(folder: Path, samples: int) -> list[Record]:
 def named_evaluation(name: str) -> Evaluation:
     """The records that a word names: the folder of an evaluation, a file, or RUN@STEP.
 
-    RUN@STEP is the validation of that step inside the run, or else `evaluations/step_<STEP>`.
+    RUN@STEP is the validation of that step inside the run, or else `evaluations/step_<STEP>`. Of an
+    evaluation's folder, the rows and samples that its last call chose are taken.
 
     Raises:
         ValueError: there are none.
@@ -129,7 +133,16 @@ def named_evaluation(name: str) -> Evaluation:
 
 
 def _read(file: Path, label: str) -> Evaluation:
-    records = read_records(file)
+    folder, is_finished = file.parent, True
+    if file.name == RECORDS:
+        is_finished = (folder / SUMMARY).is_file()
+        try:
+            samples = int(json.loads((folder / JOB).read_text())["selection"]["samples"])
+            records = selected_records(folder, samples)
+        except FileNotFoundError:  # it was ended before it chose its rows
+            records, is_finished = read_records(file), False
+    else:
+        records = read_records(file)
     if not records:
         raise ValueError(f"{file} has no records: the evaluation was ended before its first")
-    return Evaluation(label=label, step=records[0].step, records=records)
+    return Evaluation(label=label, step=records[0].step, records=records, is_finished=is_finished)

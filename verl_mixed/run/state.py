@@ -220,14 +220,17 @@ def changes_of_resume(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     is_idle: Callable[[str], bool] = lambda key: False,
+    *,
+    mixture_may_change: bool = True,
 ) -> list[str]:
     """The differences between two configs that a resume refuses, as `key: old -> new`.
 
-    The mixture may differ if the new config has `mixed.on_change=continue`. A key may differ if it
-    had and has no effect, which `is_idle` tells.
+    The mixture may differ if the new config has `mixed.on_change=continue`, unless
+    `mixture_may_change` is False: the records of an evaluation are of one mixture. A key may differ
+    if it had and has no effect, which `is_idle` tells.
     """
     old, new = ABSENT | flatten(before), ABSENT | flatten(now)
-    free = new.get("mixed.on_change") == "continue"
+    free = mixture_may_change and new.get("mixed.on_change") == "continue"
     return [
         f"{key}: {old.get(key, 'absent')!r} -> {new.get(key, 'absent')!r}"
         for key in sorted(old.keys() | new.keys())

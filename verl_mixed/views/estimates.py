@@ -10,7 +10,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Literal
 
-from agent_loop.evaluation.paired import Difference, difference, prompt_means
+from agent_loop.evaluation.paired import Difference, difference, paired_means
 from agent_loop.evaluation.records import Record
 from agent_loop.evaluation.statistics import LEVEL, results_of
 from agent_loop.evaluation.student import normal_quantile
@@ -173,8 +173,8 @@ def _paired(one: Improvement, validated: Validated, comparisons: int) -> Improve
     first, last = (validated.get(each.steps[0], ()) for each in (one.first, one.last))
     found = None
     if one.measure == "validation reward" and first and last:
-        before, after = (prompt_means(each).get(one.source, {}) for each in (first, last))
-        found = difference(before, after, comparisons)
+        pairs = paired_means(first, last).get(one.source)
+        found = None if pairs is None else difference(pairs.first, pairs.last, comparisons)
     return replace(one, comparisons=comparisons, paired=found)
 
 

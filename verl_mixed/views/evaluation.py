@@ -14,7 +14,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from agent_loop.evaluation.paired import Difference, difference, prompt_means
+from agent_loop.evaluation.paired import Difference, difference, paired_means
 from agent_loop.evaluation.records import Record
 from agent_loop.evaluation.statistics import LEVEL, SourceResult, results_of
 from verl_mixed.run.evaluations import Evaluation
@@ -69,7 +69,7 @@ def cells_of(summaries: Sequence[Summary]) -> list[list[str]]:
             str(one["label"]),
             _prompts(own),
             estimate_words(own["reward"]),
-            *(estimate_words(own["pass_at"].get(k)) for k in ks),
+            *(_pass_words(own, k) for k in ks),
             f"{own['sampled_tokens']:.0f}",
             f"{own['tool_calls']:.1f}",
             f"{own['turns']:.1f}",
@@ -82,6 +82,29 @@ def cells_of(summaries: Sequence[Summary]) -> list[list[str]]:
 def _prompts(own: Mapping[str, Any]) -> str:
     each = own["trajectories"] / max(1, own["prompts"])
     return f"{own['prompts']} x {each:g}" if each == int(each) else f"{own['prompts']} x {each:.1f}"
+
+
+def _pass_words(own: Mapping[str, Any], k: str) -> str:
+    """pass@k, with its number of prompts if some have too few judged samples."""
+    found = own["pass_at"].get(k)
+    words = estimate_words(found)
+    if found is None or found["prompts"] == own["prompts"]:
+        return words
+    return f"{words} of {found['prompts']}"
+
+
+def fewer_prompts_note(summaries: Sequence[Summary]) -> str:
+    """What `of <prompts>` behind a pass@k means; empty if no pass@k has fewer prompts."""
+    if any(
+        found["prompts"] < own["prompts"]
+        for _, _, own in rows_of(summaries)
+        for found in own["pass_at"].values()
+    ):
+        return (
+            "pass@k of N: over the N prompts that have k judged samples; do not compare it with "
+            "one of other prompts"
+        )
+    return ""
 
 
 def estimate_words(estimate: Mapping[str, Any] | None) -> str:
@@ -99,6 +122,8 @@ def results_table(summaries: Sequence[Summary]) -> Table:
     """The table that the command prints."""
     table = Table(*head_of(summaries), box=SIMPLE, caption_justify="left")
     table.caption = "means, 95 % intervals over prompts; tokens, calls and turns of a trajectory"
+    if note := fewer_prompts_note(summaries):
+        table.caption += f"\n{note}"
     for row in cells_of(summaries):
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
@@ -114,6 +139,8 @@ class Compared:
     """Labels."""
 
     difference: Difference
+    left_out: int
+    """Judged samples that are not compared, as in `PairedMeans`."""
 
 
 def compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
@@ -121,20 +148,24 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
 
     All differences are corrected for their number.
     """
-    pairs = [(evaluations[0], other) for other in evaluations[1:]]
-    means = [prompt_means(one.records) for one in evaluations]
-    both = [
-        (source, number)
-        for number in range(1, len(evaluations))
-        for source in means[0]
-        if means[0][source].keys() & means[number].get(source, {}).keys()
+    pairs = [
+        (source, other, means)
+        for other in evaluations[1:]
+        for source, means in paired_means(evaluations[0].records, other.records).items()
     ]
     found: list[Compared] = []
-    for source, number in sorted(both):
-        one = difference(means[0][source], means[number][source], len(both))
+    for source, other, means in sorted(pairs, key=lambda pair: pair[0]):
+        one = difference(means.first, means.last, len(pairs))
         assert one is not None, "they have a prompt in common"
-        first, last = pairs[number - 1]
-        found.append(Compared(source=source, first=first.label, last=last.label, difference=one))
+        found.append(
+            Compared(
+                source=source,
+                first=evaluations[0].label,
+                last=other.label,
+                difference=one,
+                left_out=means.left_out,
+            )
+        )
     return found
 
 
@@ -157,6 +188,15 @@ def comparison_note(count: int) -> str:
     )
 
 
+def left_out_words(count: int) -> str:
+    """Why judged samples are not compared."""
+    are = "sample is" if count == 1 else "samples are"
+    return (
+        "of each prompt, the first samples that both sides have are compared: "
+        f"{count} judged {are} left out"
+    )
+
+
 def differences_table(found: Sequence[Compared]) -> Table:
     """The paired differences, as the command prints them."""
     table = Table(
@@ -174,6 +214,8 @@ def differences_table(found: Sequence[Compared]) -> Table:
             Text(difference_words(one)),
         )
     table.caption = comparison_note(len(found))
+    if left_out := sum(each.left_out for each in found):
+        table.caption += f"\n{left_out_words(left_out)}"
     return table
 
 
@@ -185,9 +227,9 @@ def differences_json(found: Sequence[Compared]) -> list[dict[str, Any]]:
 def write_csv(summaries: Sequence[Summary], path: Path) -> None:
     """Write a row for each source and evaluation."""
     ks = ks_of(summaries)
-    names = ["reward", *(f"pass@{k}" for k in ks)]
     head = ["source", "label", "step", "prompts", "trajectories", "lost"]
-    head += [f"{name}{part}" for name in names for part in ("", "_low", "_high")]
+    head += ["reward", "reward_low", "reward_high"]
+    head += [f"pass@{k}{part}" for k in ks for part in ("", "_low", "_high", "_prompts")]
     means = ["sampled_tokens", "response_tokens", "turns", "tool_calls"]
     totals = ["total_sampled_tokens", "total_tool_calls"]
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -196,8 +238,9 @@ def write_csv(summaries: Sequence[Summary], path: Path) -> None:
         for source, one, own in rows_of(summaries):
             row = [source, one["label"], one["step"]]
             row += [own[name] for name in ("prompts", "trajectories", "lost")]
-            for estimate in (own["reward"], *(own["pass_at"].get(k) for k in ks)):
-                row += _numbers(estimate)
+            row += _numbers(own["reward"])
+            for found in (own["pass_at"].get(k) for k in ks):
+                row += [*_numbers(found), found["prompts"] if found else 0]
             writer.writerow([*row, *(own[name] for name in (*means, *totals))])
 
 
@@ -222,20 +265,23 @@ class ChangedRow:
 
 
 def changed_rows(first: Sequence[Record], last: Sequence[Record]) -> list[ChangedRow]:
-    """The rows that both have and that are solved more often, or less often, in the second."""
+    """The rows that both have and that are solved more often, or less often, in the second.
+
+    Of each row, the samples of `paired_means` count.
+    """
     questions = {(each.source, each.row_id): each.question for each in (*first, *last)}
-    before, after = (prompt_means(each, "solved") for each in (first, last))
+    pairs = paired_means(first, last, "solved")
     return [
         ChangedRow(
             source=source,
             row_id=row,
             question=questions[source, row],
-            first=before[source][row],
-            last=after[source][row],
+            first=own.first[row],
+            last=own.last[row],
         )
-        for source in before
-        for row in sorted(before[source].keys() & after.get(source, {}).keys())
-        if before[source][row] != after[source][row]
+        for source, own in pairs.items()
+        for row in own.first
+        if own.first[row] != own.last[row]
     ]
 
 

@@ -2,13 +2,20 @@
 
 import itertools
 import random
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_loop.evaluation.paired import Difference, difference, differences, sign_flip_p
+from agent_loop.evaluation.paired import (
+    Difference,
+    difference,
+    differences,
+    paired_means,
+    sign_flip_p,
+)
 from agent_loop.evaluation.statistics import estimate, pass_at_k, results_of
 from agent_loop.evaluation.student import student_quantile
 from tests.fakes.records import of_policy, record
@@ -177,6 +184,41 @@ def test_the_same_policy_is_called_better_or_worse_in_one_of_twenty_looks_at_mos
         assert len(verdicts) == 3
         wrong += any(verdict != "no clear change" for verdict in verdicts)
     assert wrong / rounds <= 0.05
+
+
+def test_both_sides_of_a_prompt_have_the_same_number_of_samples():
+    first = [record(sample=i, reward=float(i == 0)) for i in range(4)]
+    last = [record(sample=i, reward=float(i == 2), lost=i < 2) for i in range(4)]
+    last += [record(row="1"), record("math")]  # prompts that the first side lacks
+    (pairs,) = paired_means(first[::-1], last[::-1]).values()
+    assert pairs.first == {"nq:0": 0.5} and pairs.last == {"nq:0": 0.5}
+    assert pairs.left_out == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first_samples", "last_samples", "lost"), [(1, 8, 0.0), (16, 1, 0.0), (8, 8, 0.85)]
+)
+def test_an_unchanged_policy_has_a_verdict_in_one_of_twenty_looks_with_other_numbers_of_samples(
+    first_samples: int, last_samples: int, lost: float
+):
+    """50 hard prompts of each of three sources; `lost` is the share of the last side's samples."""
+    chance = random.Random(last_samples)
+    rounds, wrong = 200, 0
+    for seed in range(rounds):
+        before, after = (
+            [
+                each
+                for source in ("math", "nq", "taco")
+                for each in of_policy([0.02] * 50, samples, 2 * seed + turn, source)
+            ]
+            for turn, samples in enumerate((first_samples, last_samples))
+        )
+        after = [replace(each, lost=chance.random() < lost) for each in after]
+        verdicts = [one.verdict for one in differences(before, after).values()]
+        wrong += any(verdict != "no clear change" for verdict in verdicts)
+    slack = 2 * (0.05 * 0.95 / rounds) ** 0.5  # two standard errors of a rate of 5 %
+    assert wrong / rounds <= 0.05 + slack
 
 
 @settings(deadline=None)

@@ -1,6 +1,7 @@
 """`verl-mixed evaluate`: what it refuses, what it chooses, and comparisons of two evaluations."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,10 +16,12 @@ from tests.fakes.records import of_policy, record
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.cli import main, parser_for
 from verl_mixed.commands.evaluate_targets import targets_of
+from verl_mixed.commands.evaluate_weights import identity_of_model
 from verl_mixed.launch.evaluation import Target
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import save_config
 from verl_mixed.run.evaluations import Evaluation, validation_file
+from verl_mixed.run.state import RunFolder
 
 
 @pytest.fixture
@@ -94,6 +97,80 @@ def test_a_config_error_is_exit_code_2(run: Path, capsys: pytest.CaptureFixture[
     assert "cannot evaluate, 1 problem:\n  - unknown key no.such.key" in capsys.readouterr().out
 
 
+# --- weights --------------------------------------------------------------------------------------
+
+
+def write_checkpoint(run: Path, step: int, weights: str, written_s: int) -> None:
+    """A checkpoint that looks whole, written at a time in seconds since 1970."""
+    folder = run / "checkpoints" / f"global_step_{step}"
+    (folder / "actor" / "huggingface").mkdir(parents=True, exist_ok=True)
+    for name, text in {
+        "data.pt": "",
+        "actor/fsdp_config.json": '{"world_size": 1}',
+        "actor/model_world_size_1_rank_0.pt": weights,
+        "actor/huggingface/config.json": "{}",
+    }.items():
+        (folder / name).write_text(text)
+        os.utime(folder / name, (written_s, written_s))
+
+
+def test_a_step_that_is_trained_again_is_exported_again_and_has_another_identity(
+    run: Path, run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+):
+    def export(of: RunFolder, step: str, output: Path) -> None:
+        actor = of.path / "checkpoints" / f"global_step_{step}" / "actor"
+        output.mkdir(parents=True)
+        weights = (actor / "model_world_size_1_rank_0.pt").read_text()
+        (output / "model.safetensors").write_text(weights)
+        made.append(weights)
+
+    made: list[str] = []
+    monkeypatch.setattr("verl_mixed.commands.evaluate_weights.export", export)
+    words, folder = [str(run), "--step", "4"], run.absolute() / "export" / "step_4-fp32"
+    write_checkpoint(run, 4, "first", 1000)
+    (first,) = targets(words, run_environ)
+    (again,) = targets(words, run_environ)
+    write_checkpoint(run, 4, "other", 2000)  # as long as the first, and older than its export
+    (other,) = targets(words, run_environ)
+
+    assert made == ["first", "other"]
+    assert first.identity == again.identity != other.identity
+    assert (folder / "model.safetensors").read_text() == "other"
+    assert (folder.with_name("step_4-fp32.old1") / "model.safetensors").read_text() == "first"
+
+
+def test_an_export_of_the_user_is_taken_if_it_is_newer_than_the_checkpoint(
+    run: Path, run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[Path] = []
+    monkeypatch.setattr(
+        "verl_mixed.commands.evaluate_weights.export",
+        lambda of, step, output: (output.mkdir(), made.append(output)),
+    )
+    weights = run / "export" / "step_4-fp32" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("first")
+    os.utime(weights, (1500, 1500))
+    write_checkpoint(run, 4, "first", 1000)
+    targets([str(run), "--step", "4"], run_environ)
+    assert made == []
+    (weights.parent.parent / "step_4-fp32.checkpoint.json").unlink()
+    write_checkpoint(run, 4, "other", 2000)
+    targets([str(run), "--step", "4"], run_environ)
+    assert len(made) == 1
+
+
+def test_a_model_that_is_overwritten_in_place_has_another_identity(tmp_path: Path):
+    for name in ("config.json", "model.safetensors", "README.md"):
+        (tmp_path / name).write_text("{}")
+        os.utime(tmp_path / name, (1000, 1000))
+    before = identity_of_model(str(tmp_path))
+    assert before.keys() == {"model", "file config.json", "file model.safetensors"}
+    os.utime(tmp_path / "model.safetensors", (2000, 2000))
+    assert identity_of_model(str(tmp_path)) != before
+    assert identity_of_model("someone/model") == {"model": "someone/model"}
+
+
 # --- servers --------------------------------------------------------------------------------------
 
 
@@ -101,7 +178,10 @@ class _Models(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         names = self.path.strip("/").split("/")[0].split("+")
         body = json.dumps({"data": [{"id": name} for name in names]}).encode()
-        self.send_response(401 if names == ["locked"] else 200)
+        code = {"locked": 401, "moved": 302, "lent": 307}.get(names[0], 200)
+        self.send_response(code)
+        if code in (302, 307):
+            self.send_header("Location", "/elsewhere/models")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -126,6 +206,7 @@ def test_the_only_model_of_a_server_is_taken(models: str, run: Path, run_environ
     (one,) = targets(words, run_environ)
     assert (one.job.model, one.job.base_url) == ("mine", f"{models}/mine")
     assert one.label == "mine" and one.job.step == 0
+    assert one.identity == {"base_url": f"{models}/mine", "model": "mine"}
     assert at(one.plan.config, "actor_rollout_ref.rollout.name") == "openai"
     (one,) = targets([*words, "--tokenizer", "some/tokenizer"], run_environ)
     assert at(one.plan.config, "actor_rollout_ref.model.path") == "some/tokenizer"
@@ -135,6 +216,8 @@ def test_a_model_that_a_server_lacks_is_refused(models: str, run: Path, run_envi
     for words, message in (
         ([f"{models}/a+b"], "give --model, one of a, b"),
         ([f"{models}/a+b", "--model", "c"], r"--model c: .* has a, b"),
+        ([f"{models}/moved"], r"HTTP 302, a redirect to /elsewhere/models: it is not followed"),
+        ([f"{models}/lent", "--model", "elsewhere"], "HTTP 307, a redirect to"),
         ([f"{models}/locked"], "HTTP 401: is OPENAI_API_KEY the key"),
     ):
         with pytest.raises(ValueError, match=message):

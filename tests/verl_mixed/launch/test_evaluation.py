@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from verl_mixed.run.evaluations import Evaluation
 from verl_mixed.run.state import RunFolder, RunHeld
 
 DRIVER = (sys.executable, "-m", "tests.fakes.evaluation_driver")
+WEIGHTS = {"step": "2", "file model.pt": "10 bytes of mtime_ns=1"}
 CONFIG: dict[str, Any] = {
     "data": {"val_files": ["x.parquet"]},
     "mixed": {"run_dir": "/run", "infra_error_limit": 0.5},
@@ -51,7 +53,7 @@ def target(tmp_path: Path, label: str = "step_2", **selection: Any) -> Target:
         added=frozenset(),
     )
     job = Job(step=2, selection=Selection(**{"samples": 2, **selection}))
-    return Target(label=label, plan=plan, job=job, ks=(1, 2), weights="step 2")
+    return Target(label=label, plan=plan, job=job, ks=(1, 2), weights="step 2", identity=WEIGHTS)
 
 
 def run(
@@ -112,6 +114,38 @@ def test_other_settings_need_another_label(tmp_path: Path):
     other.plan.config["actor_rollout_ref"]["model"]["path"] = "/other"
     with pytest.raises(ConfigError, match=r"model\.path: '/m' -> '/other'.*another --label"):
         run([other])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"file model.pt": "10 bytes of mtime_ns=2"}, r"weights: file model\.pt: .*=1' -> .*=2'"),
+        ({"base_url": "http://b/v1"}, r"weights: base_url: 'absent' -> 'http://b/v1'"),
+    ],
+)
+def test_other_weights_need_another_label(tmp_path: Path, other: dict[str, str], message: str):
+    one = target(tmp_path)
+    run([one])
+    with pytest.raises(ConfigError, match=rf"{message} in .*; give another --label, or remove"):
+        run([replace(one, identity=WEIGHTS | other)])
+    (one.plan.folder.path / "weights.json").unlink()  # of a release that did not keep it
+    with pytest.raises(ConfigError, match=r"weights: step: 'absent' -> '2'"):
+        run([one])
+    assert starts(one) == 1
+
+
+def test_a_run_whose_mixture_may_change_has_evaluations_of_one_mixture(tmp_path: Path):
+    one, other = target(tmp_path), target(tmp_path)
+    for each, turns in ((one, 4), (other, 5)):
+        sources = {"nq": {"max_turns": turns}}
+        each.plan.config["mixed"] |= {"on_change": "continue", "seed": turns, "sources": sources}
+    run([one])
+    with pytest.raises(ConfigError) as refused:
+        run([other])
+    assert [problem.partition(" in ")[0] for problem in refused.value.problems] == [
+        "mixed.seed: 4 -> 5",
+        "mixed.sources.nq.max_turns: 4 -> 5",
+    ]
 
 
 def test_two_processes_do_not_evaluate_into_one_folder(tmp_path: Path):

@@ -69,6 +69,23 @@ def test_records_are_those_of_the_last_call(tmp_path: Path):
     ]
 
 
+def test_a_named_evaluation_has_the_rows_of_its_last_call_and_says_if_it_is_unfinished(
+    tmp_path: Path,
+):
+    folder = tmp_path / "mine"
+    write_records(
+        folder / "records.jsonl", [record(row=row, sample=i) for row in "01" for i in range(3)]
+    )
+    one = named_evaluation(str(folder))
+    assert (len(one.records), one.is_finished) == (6, False)
+    (folder / "selected.json").write_text(json.dumps([["nq", "nq:1"]]))
+    (folder / "job.json").write_text(json.dumps({"selection": {"samples": 2}}))
+    one = named_evaluation(str(folder))
+    assert (len(one.records), one.is_finished) == (2, False)
+    (folder / "summary.json").write_text("{}")
+    assert named_evaluation(str(folder / "records.jsonl")).is_finished
+
+
 def test_summaries_are_in_order_of_steps_and_a_broken_one_is_named(tmp_path: Path):
     for step in (10, 2):
         folder = tmp_path / "evaluations" / f"step_{step}"

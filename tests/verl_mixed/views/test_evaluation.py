@@ -72,6 +72,17 @@ def test_each_difference_is_corrected_for_all_of_them():
     assert compared(steps[:1]) == []
 
 
+def test_a_comparison_of_unequal_numbers_of_samples_says_what_it_leaves_out():
+    few, many = evaluation("few", [0.5] * 9, samples=1), evaluation("many", [0.5] * 9, samples=4)
+    found = compared([few, many])
+    assert [one.left_out for one in found] == [27, 27]
+    assert differences_json(found)[0]["left_out"] == 27
+    assert "both sides have are compared: 54 judged samples are left out" in str(
+        differences_table(found).caption
+    )
+    assert "left out" not in str(differences_table(compared([few, few])).caption)
+
+
 def test_the_csv_has_a_row_for_each_source_and_evaluation(tmp_path: Path):
     summaries = [summary_of(evaluation(label, [0.5] * 9), (1, 2)) for label in "ab"]
     write_csv(summaries, tmp_path / "out.csv")
@@ -85,6 +96,27 @@ def test_the_csv_has_a_row_for_each_source_and_evaluation(tmp_path: Path):
     own = summaries[0]["sources"]["math"]
     assert float(rows[0]["pass@2"]) == own["pass_at"]["2"]["mean"]
     assert float(rows[0]["reward_low"]) == pytest.approx(own["reward"]["interval"][0])
+
+
+def test_a_pass_at_k_of_fewer_prompts_says_how_many(tmp_path: Path):
+    records = [
+        record(row=row, sample=i, lost=row == "0" and i > 0) for row in "012" for i in range(4)
+    ]
+    summary = summary_of(Evaluation(label="a", step=0, records=records), (1, 4))
+    (row,) = cells_of([summary])
+    assert row[2] == "3 x 3" and row[4].startswith("1.00 [") and "of" not in row[4]
+    assert row[5].startswith("1.00 [") and row[5].endswith("] of 2")
+    assert "pass@k of N: over the N prompts" in str(results_table([summary]).caption)
+    assert summary["sources"]["nq"]["pass_at"]["4"]["prompts"] == 2
+    write_csv([summary], tmp_path / "out.csv")
+    (written,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert (written["prompts"], written["pass@1_prompts"], written["pass@4_prompts"]) == (
+        "3",
+        "3",
+        "2",
+    )
+    whole = summary_of(evaluation("b", [0.5] * 9), (1, 2))
+    assert "pass@k of N" not in str(results_table([whole]).caption)
 
 
 def test_rows_that_changed_are_told_with_their_questions():

@@ -1,6 +1,6 @@
 """The section with the results of `verl-mixed evaluate`."""
 
-from verl_mixed.views.evaluation import cells_of, head_of
+from verl_mixed.views.evaluation import cells_of, fewer_prompts_note, head_of
 from verl_mixed.views.report.panels import Section, Table
 from verl_mixed.views.report.runs import Run
 
@@ -16,6 +16,7 @@ def evaluations(run: Run) -> Section:
         notes=(
             "Means with 95 % intervals over prompts; tokens, calls and turns are those of a "
             "trajectory. `verl-mixed evaluate` prints paired differences.",
+            *filter(None, [fewer_prompts_note(run.evaluations)]),
         ),
         missing="No checkpoint was evaluated: `verl-mixed evaluate` does that.",
     )
