@@ -97,5 +97,9 @@ class Kind:
     """The PyPI package that makes the records. Its version is part of the rows' fingerprint,
     because another version may make other records."""
 
+    modules: tuple[str, ...] = ()
+    """Other modules of this project whose code decides the rows, beside that of `to_row` and of
+    `records`. Their code is part of the rows' fingerprint."""
+
     extra: str = ""
     """This project's extra that installs the package."""

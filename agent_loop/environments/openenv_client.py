@@ -37,6 +37,9 @@ _CODE = re.compile(r"\(code: (?:WSErrorCode\.)?(\w+)\)$")
 
 T = TypeVar("T")
 
+_accepted: set[tuple[str, str]] = set()
+"""Addresses and templates of which the server took an action in this process."""
+
 
 def _client_class() -> Any:
     """OpenEnv's `GenericEnvClient`, without the packages of its server.
@@ -109,6 +112,7 @@ class OpenEnv:
                 f"action={dict(action)!r}: no field has the value {TEXT!r}, so what the model "
                 "writes would be lost; give it to one"
             )
+        self._template = (url, json.dumps(action, sort_keys=True))
         self._action, self._observation, self._reset = action, observation, dict(reset or {})
         self._client: Any = _OneSession(
             base_url=url,
@@ -140,6 +144,7 @@ class OpenEnv:
         """Send the text or the tool call of the model as an action."""
         payload = self._payload(action)
         result = await self._answer(self._client.step(payload), action=payload)
+        _accepted.add(self._template)
         return Step(
             observation=self._shown(result.observation),
             reward=float(result.reward or 0.0),
@@ -177,6 +182,12 @@ class OpenEnv:
             found = _CODE.search(str(error))
             code = found[1] if found else ""
             if code == "VALIDATION_ERROR" and action is not None:
+                if isinstance(self._action, Mapping) and self._template not in _accepted:
+                    raise RuntimeError(
+                        f"action={json.dumps(self._action):.300}: the server has taken no action "
+                        f"of this form yet, and not {json.dumps(action):.300} ({error!s:.500}); "
+                        "correct `action` of the environment to the fields of the server's action"
+                    ) from error
                 raise InvalidAction(
                     f"the environment does not take the action {json.dumps(action):.500}"
                 ) from error

@@ -117,12 +117,19 @@ def _verdict(episode: Any) -> tuple[float, dict[str, float]]:
     """The reward, and its parts and metrics.
 
     Raises:
-        RuntimeError: the episode failed.
+        RuntimeError: the episode failed, or a time limit of verifiers cut it. verifiers scores what
+            was cut, but how long an answer takes says nothing about its quality.
     """
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
         said = "; ".join(f"{error.type}: {error.message}" for error in errors) or "it says no more"
         raise RuntimeError(f"the episode failed: {said[:1500]}")
+    if cut := [each.stop_condition for each in episode.traces if each.is_timeout]:
+        raise RuntimeError(
+            f"a time limit of verifiers cut the episode ({', '.join(map(str, cut))}): its reward "
+            "would depend on the load; raise the limit that the taskset gives its tasks "
+            "(TaskData.timeout), and limit the time by `timeout` of the environment"
+        )
     [trace] = episode.traces
     parts = {name: each.value for name, each in trace.rewards.items() if each is not None}
     return trace.reward, {**trace.metrics, **parts}
@@ -153,8 +160,14 @@ def env_config(taskset: str, config: Mapping[str, Any], env: Mapping[str, Any]) 
 
     Raises:
         ValueError: there is no such taskset, its settings are wrong, it has several agents without
-            a model, or it needs containers.
+            a model, it needs containers, or it has time limits of its own.
     """
+    limited = {"env.timeout": env, **{f"env.{name}.timeout": role for name, role in env.items()}}
+    if timed := [name for name, settings in limited.items() if _is_timed(settings)]:
+        raise ValueError(
+            f"taskset={taskset!r}: {timed[0]} cuts episodes that wait for the engine; leave it "
+            "out, and set `timeout` of the environment"
+        )
     try:
         kind = env_config_type(taskset, env.get("id") or "")
         keeps_harness = default_harness_id(taskset) != DEFAULT_HARNESS
@@ -184,6 +197,12 @@ def env_config(taskset: str, config: Mapping[str, Any], env: Mapping[str, Any]) 
             "the others"
         )
     return made
+
+
+def _is_timed(settings: Any) -> bool:
+    """Whether settings have a time limit."""
+    limits = settings.get("timeout") if isinstance(settings, Mapping) else None
+    return isinstance(limits, Mapping) and any(limit is not None for limit in limits.values())
 
 
 def task_of(tasks: Any, taskset: str, number: int) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.rewards.killable_pool import KillablePool
-from agent_loop.rewards.reasoning_process import judged, prepare
-from agent_loop.tools.protocol import ToolBackend
+from agent_loop.rewards.reasoning_process import judged, prepare, scorer_and_entry
+from agent_loop.tools.protocol import ToolBackend, ToolUnavailable
 from samplers.rows.made_records import installed_version
 from samplers.rows.sources.reasoning_gym import KIND
 
@@ -34,7 +34,8 @@ class ReasoningReward:
     A prompt is solved with a score of 1.
 
     The part `timeout` is 1 if the scorer used up its CPU time, and `scorer_error` is 1 if it
-    raised, which scorers do on answers that they cannot read. Both score 0.
+    raised, which scorers do on answers that they cannot read. Both score 0. Without a scorer for
+    the ground truth the trajectory is lost, because that says nothing about its answer.
     """
 
     name: str
@@ -43,8 +44,13 @@ class ReasoningReward:
         own = {"timeout": 0.0, "scorer_error": 0.0}
         if attempt.answer is None:
             return no_answer() | own
-        truth = attempt.ground_truth
-        found = await _POOL.run(judged, truth["task"], truth["entry"], attempt.answer)
+        try:
+            found = await _POOL.run(judged, attempt.ground_truth, attempt.answer)
+        except ValueError as error:  # says nothing about the answer
+            raise ToolUnavailable(
+                f"{error}; prepare the data again, or install the reasoning-gym that made it",
+                tool=self.name,
+            ) from error
         if found is None:
             return verdict(0.0) | own | {"timeout": 1.0}
         if not math.isfinite(found):
@@ -58,4 +64,12 @@ class ReasoningReward:
             return "ground_truth has no `task` and `entry`, which kind=reasoning_gym writes"
         if missing := {"question", "answer", "metadata"} - entry.keys():
             return f"ground_truth.entry has no {', '.join(sorted(missing))}"
+        if not isinstance(ground_truth.get("config", {}), dict):
+            return "ground_truth.config is no object"
+        try:
+            scorer_and_entry(ground_truth)
+        except ImportError:  # where the package is missing, only a run can tell
+            return None
+        except ValueError as error:
+            return str(error)
         return None

@@ -12,11 +12,13 @@ no processes, as far as there is a seccomp filter for the machine.
 
 import ast
 import importlib
+import json
 import logging
 import os
 import re
 import resource
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -98,17 +100,56 @@ def _give_up_rights() -> None:
         os.dup2(nothing.fileno(), 2)
 
 
-def judged(task: str, entry: Any, answer: str) -> float:
-    """The score of an answer; NaN if the scorer raised, or gave no number."""
-    from samplers.rows.tagged_json import untagged
+def judged(truth: Mapping[str, Any], answer: str) -> float:
+    """The score of an answer; NaN if the scorer raised, or gave no number.
 
+    Raises:
+        ValueError: there is no scorer for the ground truth, whatever the answer is.
+    """
+    scorer, entry = scorer_and_entry(truth)
     try:
-        return float(_scorer(task)(answer, untagged(entry)))
+        return float(scorer(answer, entry))
     except Exception:  # on answers that they cannot read scorers raise anything
         return float("nan")
 
 
+def scorer_and_entry(truth: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The scorer of a ground truth, with the config that made its entry; and this entry.
+
+    Raises:
+        ImportError: reasoning-gym is not installed.
+        ValueError: reasoning-gym has no such task or no such config, or the entry is damaged.
+    """
+    from samplers.rows.tagged_json import untagged
+
+    scorer = _scorer(truth["task"], json.dumps(truth.get("config") or {}, sort_keys=True))
+    try:
+        entry = untagged(truth["entry"])
+        lacks = {"question", "answer", "metadata"} - entry.keys()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"ground_truth.entry of task={truth['task']!r} is damaged: {error}"
+        ) from error
+    if lacks:
+        raise ValueError(f"ground_truth.entry has no {', '.join(sorted(lacks))}")
+    return scorer, entry
+
+
 @lru_cache(256)
-def _scorer(task: str) -> Any:
+def _scorer(task: str, config: str) -> Any:
+    """The scorer of a task; `config` is a JSON object of what differs from the task's defaults."""
+    from samplers.rows.tagged_json import untagged
+
     factory: Any = importlib.import_module("reasoning_gym.factory")
-    return factory.get_score_answer_fn(task)
+    if task not in factory.DATASETS:
+        raise ValueError(f"the reasoning-gym that is installed has no task={task!r}")
+    make, config_type = factory.DATASETS[task]
+    try:
+        # no scorer depends on the seed, and with one item no task spends time on making more
+        made = config_type(**untagged(json.loads(config)), seed=0, size=1)
+        return make(config=made).score_answer
+    except Exception as error:  # tasks check their configs with asserts, and raise anything
+        raise ValueError(
+            f"the reasoning-gym that is installed makes no scorer of task={task!r} with "
+            f"config={config:.300}: {error!r:.300}"
+        ) from error

@@ -12,6 +12,7 @@ a killed process loses little. The files depend only on their fingerprint, not o
 # pyright: reportAttributeAccessIssue=false
 
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -229,7 +230,7 @@ class _Job:
             {
                 "format": _FORMAT,
                 "kind": self.kind.name,
-                "code": _code_of(self.kind.to_row),
+                "code": _code_of(self.kind.to_row) + _code_of_modules(self.kind.modules),
                 "inputs": [_identity(file) for file in self.files],
                 "splits": [output.split for output in self.outputs],
                 "choice": asdict(self.choice),
@@ -553,6 +554,11 @@ def _code_of(reader: object) -> list[Any]:
     code = inspect.unwrap(cast(Any, reader)) if inspect.isroutine(reader) else type(reader)
     file = inspect.getsourcefile(code)
     return [file and hashlib.sha256(Path(file).read_bytes()).hexdigest(), *bound]
+
+
+def _code_of_modules(names: Iterable[str]) -> list[str]:
+    files = [Path(str(importlib.import_module(name).__file__)) for name in names]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 @contextmanager

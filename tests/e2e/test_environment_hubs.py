@@ -97,9 +97,10 @@ async def test_an_episode_of_openenv_is_that_of_its_own_client(openenv: Path):
         assert episode.start.messages == [
             {"role": "user", "content": "Guess a number from 1 to 50."}
         ]
+        said = [(await episode.step(str(actions[0])))[0].observation]
         with pytest.raises(ToolRejected, match="does not take the action"):
             await episode.step("ten")
-        said = [(await episode.step(str(action)))[0].observation for action in actions]
+        said += [(await episode.step(str(action)))[0].observation for action in actions[1:]]
         await episode.end()
         from agent_loop.environments.openenv_client import _GenericEnvClient
 
@@ -238,6 +239,20 @@ async def test_a_task_of_verifiers_with_a_tool(verifiers: Path, tasksets: None):
     assert called.observation == "3" and last.done and episode.reward == 1.0
 
 
+async def test_an_episode_that_a_time_limit_of_verifiers_cut_is_lost(
+    verifiers: Path, tasksets: None
+):
+    options = {"taskset": "mixed-guess", "config": {"limit_s": 1.0}}
+    async with (
+        verifiers_entry("process", verifiers, options) as (entry, _),
+        opened(**entry) as hub,
+    ):
+        episode = await hub.begin(0)
+        await asyncio.sleep(1.5)  # the engine is slow
+        with pytest.raises(ToolUnavailable, match="a time limit of verifiers cut the episode"):
+            await episode.step("1")
+
+
 async def test_faults_of_verifiers_are_typed(verifiers: Path, tasksets: None):
     options = {"taskset": "mixed-guess"}
     async with (
@@ -264,6 +279,14 @@ async def test_faults_of_verifiers_are_typed(verifiers: Path, tasksets: None):
         (
             {"taskset": "mixed-guess", "env": {"player": {"runtime": {"type": "docker"}}}},
             "needs containers or an account",
+        ),
+        (
+            {"taskset": "mixed-guess", "env": {"player": {"timeout": {"rollout": 60}}}},
+            "env.player.timeout cuts episodes",
+        ),
+        (
+            {"taskset": "mixed-guess", "env": {"timeout": {"episode": 60}}},
+            "env.timeout cuts episodes",
         ),
         (
             {"taskset": "mixed-guess", "env": {"id": "agentic_judge"}},

@@ -16,6 +16,9 @@ import pytest
 class SumConfig:
     most: int = 1000
     few: bool = False
+    near: float = 0.01
+    """Score of a wrong number."""
+
     seed: int | None = None
     size: int = 500
 
@@ -41,7 +44,7 @@ class Sums:
 
     def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
         assert isinstance(entry["metadata"]["pair"], tuple)
-        return 1.0 if answer == entry["answer"] else 0.01 if answer.isdigit() else 0.0
+        return 1.0 if answer == entry["answer"] else self.config.near if answer.isdigit() else 0.0
 
 
 class Differences(Sums):
@@ -65,7 +68,6 @@ def install_toy(monkeypatch: pytest.MonkeyPatch, version: str = "1.0") -> None:
     factory.DATASETS = DATASETS
     factory.has_curriculum = lambda task: task == "sums"
     factory.create_curriculum = lambda task: Curriculum()
-    factory.get_score_answer_fn = lambda task: DATASETS[task][0](SumConfig()).score_answer
     package: Any = SimpleNamespace(factory=factory)
     monkeypatch.setitem(sys.modules, "reasoning_gym", package)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)

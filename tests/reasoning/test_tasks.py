@@ -4,16 +4,18 @@ import asyncio
 import importlib
 import importlib.util
 import json
+import math
 import os
 import re
 import socket
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_loop.rewards import Attempt, reasoning_gym, reward_for
-from agent_loop.rewards.reasoning_process import EVALUATES, PARSES
+from agent_loop.rewards.reasoning_process import EVALUATES, PARSES, judged
 from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.sources.reasoning_tasks import REFUSED, TaskOptions, dataset_of
 from samplers.rows.tagged_json import tagged, untagged
@@ -64,6 +66,63 @@ def test_an_entry_is_equal_and_scores_the_same_after_json(task: str) -> None:
         assert back == item
         for answer in (item["answer"], other["answer"], "0", "", "abc", "1 2\n3 4", "[[1, 0]]"):
             assert score(scorer, answer, back) == score(dataset.score_answer, answer, item)
+
+
+NO_LEVEL_1 = {"knight_swap", "modulo_grid"}
+"""Tasks whose level 1 breaks the rules of their own config."""
+
+CONFIGS = {
+    "decimal_arithmetic": {"min_num_decimal_places": 9, "max_num_decimal_places": 9},
+    "time_intervals": {"max_time_difference_seconds": 60, "max_date_difference_days": 2},
+    "puzzle24": {"max_value": 6},
+}
+"""Of tasks whose scorers depend on the config, another config."""
+
+
+@pytest.mark.parametrize(
+    ("task", "level", "config"),
+    [
+        *(
+            (task, 1 if has_curriculum(task) else None, {})
+            for task in TASKS
+            if task not in NO_LEVEL_1
+        ),
+        *((task, None, config) for task, config in CONFIGS.items()),
+    ],
+)
+def test_a_row_is_judged_with_the_config_that_made_it(
+    task: str, level: int | None, config: dict[str, Any]
+) -> None:
+    made = records(split="validation", task=task, level=level, config=config, val_size=4)
+    rows = [to_row(record, split="validation", index=0) for record in made]
+    truths = [json.loads(json.dumps(row.ground_truth, allow_nan=False)) for row in rows]
+    dataset = dataset_of(task, TaskOptions(level=level, config=config), seed=3, size=8)
+    entries = [untagged(truth["entry"]) for truth in truths]
+    for truth, entry, other in zip(truths, entries, entries[1:] + entries[:1], strict=True):
+        own = entry["answer"]
+        for answer in (own, other["answer"], *near(own), "0", "", "abc", "1 2\n3 4", "(6+6)*(7-5)"):
+            expected = score(dataset.score_answer, answer, entry)
+            found = judged(truth, answer)
+            assert found == expected or (math.isnan(found) and isinstance(expected, type))
+
+
+def near(answer: Any) -> list[str]:
+    """Answers that are almost right."""
+    try:
+        return [str(Decimal(answer) + Decimal(off)) for off in ("1e-8", "0.04", "1")]
+    except (InvalidOperation, TypeError, ValueError):
+        return [f"{answer} ", f"{answer}, 7", str(answer)[:-1]]
+
+
+@pytest.mark.parametrize(("places", "off", "right"), [(9, "1e-8", 0.0), (1, "0.04", 1.0)])
+def test_the_precision_of_decimals_is_that_of_the_row(places: int, off: str, right: float) -> None:
+    config = {"min_num_decimal_places": places, "max_num_decimal_places": places}
+    options: dict[str, Any] = {"task": "decimal_arithmetic", "config": config, "val_size": 1}
+    [record] = records(split="validation", **options)
+    truth = to_row(record, split="validation", index=0).ground_truth
+    answer = str(Decimal(record["entry"]["answer"]) + Decimal(off))
+    assert (judged(truth, answer) == 1.0) == (right == 1.0)
+    assert judged(truth, record["entry"]["answer"]) == 1.0
 
 
 @pytest.mark.parametrize("task", TASKS)

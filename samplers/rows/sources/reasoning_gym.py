@@ -1,9 +1,10 @@
 """Tasks of reasoning-gym: rows that are made, with the entry that the task's own scorer judges by.
 
-The ground truth of a row is `{"task": ..., "entry": {question, answer, metadata}}`, the entry as
-`tagged_json` writes it, because scorers distinguish tuples and keys that are numbers. An `answer`
-of None is of a task with many right answers. Validation questions are made first, and training
-rows leave them out: another number of training rows leaves the validation rows as they are.
+The ground truth of a row is `{"task": ..., "entry": {question, answer, metadata}, "config": ...}`.
+The config has what differs from the task's defaults. `tagged_json` writes the entry and the config,
+because scorers distinguish tuples and keys that are numbers. An `answer` of None is of a task with
+many right answers. Validation questions are made first, and training rows leave them out: another
+number of training rows leaves the validation rows as they are.
 
 Source: Stojanovski et al. 2025, Reasoning Gym; the package reasoning-gym (Apache-2.0).
 """
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 from samplers.apportionment import apportion, exact_shares
 from samplers.kind import Kind, Option
 from samplers.rows.schema import Row, row_id
-from samplers.rows.sources.reasoning_tasks import TaskOptions, distinct_items
+from samplers.rows.sources.reasoning_tasks import TaskOptions, config_of, distinct_items
 from samplers.rows.tagged_json import tagged
 
 SOURCE = "reasoning_gym"
@@ -37,7 +38,7 @@ def records(
     config: Mapping[str, Any] | None = None,
     question: str | None = None,
 ) -> Iterator[Mapping[str, Any]]:
-    """Make `{"task", "question", "entry"}` of each row; see `samplers.kind.Maker`.
+    """Make `{"task", "question", "entry", "config"}` of each row; see `samplers.kind.Maker`.
 
     Args:
         task: name of the only task, made with `level`, `config` and `question`.
@@ -114,10 +115,11 @@ def _made(
         name: distinct_items(name, wanted[name], seed=seed, split=split, count=count, seen=seen)
         for name, count in counts.items()
     }
+    configs = {name: config_of(name, wanted[name]) for name in counts}
     places = [((2 * i + 1) / counts[name], name) for name in counts for i in range(counts[name])]
     for _, name in sorted(places):
         prompt, item = next(items[name])
-        yield {"task": name, "question": prompt, "entry": item}
+        yield {"task": name, "question": prompt, "entry": item, "config": configs[name]}
 
 
 def to_row(
@@ -137,7 +139,7 @@ def to_row(
         agent_name=agent,
         question=question,
         ability="reasoning",
-        ground_truth={"task": task, "entry": tagged(kept)},
+        ground_truth={"task": task, "entry": tagged(kept), "config": record["config"]},
         split=split,
         index=index,
         row_id=row_id(source, {"task": task, "question": question}),
@@ -168,6 +170,7 @@ KIND = Kind(
     help="Tasks of reasoning-gym, made and not read, with the tasks' own scorers",
     records=records,
     package="reasoning-gym",
+    modules=("samplers.rows.sources.reasoning_tasks", "samplers.rows.tagged_json"),
     extra="reasoning",
     options=(
         Option(name="task", type=str, default=None, help="name of the only task"),

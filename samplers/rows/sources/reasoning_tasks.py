@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from config.section import Section
+from samplers.rows.tagged_json import tagged
 
 OWN = ("seed", "size")
 """Keys of every task's config that follow from the options of the source."""
@@ -101,6 +102,26 @@ def dataset_of(task: str, options: TaskOptions, seed: int, size: int) -> Any:
             f"cannot make task={task!r} with level={options.level} and config={options.config}: "
             f"{' '.join(str(error).split()) or type(error).__name__}; its config is "
             f"{_allowed(config_type)}"
+        ) from error
+
+
+def config_of(task: str, options: TaskOptions) -> dict[str, Any]:
+    """What the config of a task has of its level and of the given keys: each key whose value
+    differs from the task's default. Some scorers depend on it.
+
+    Raises:
+        ValueError: the task or its config is wrong, or JSON cannot hold it.
+    """
+    config = dataset_of(task, options, 0, 1).config
+    default = type(config)()
+    names = [field.name for field in fields(config) if field.name not in OWN]
+    found = {name: getattr(config, name) for name in names}
+    changed = {name: value for name, value in found.items() if value != getattr(default, name)}
+    try:
+        return {name: tagged(value) for name, value in changed.items()}
+    except TypeError as error:
+        raise ValueError(
+            f"cannot keep the config of task={task!r} for its scorer: {error}; leave this key out"
         ) from error
 
 

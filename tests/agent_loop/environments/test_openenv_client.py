@@ -98,12 +98,42 @@ async def test_an_action_that_is_no_json_object_is_the_model_s_mistake(client: A
 
 
 async def test_an_action_that_the_server_does_not_take_is_the_model_s_mistake(client: Any):
-    scripted(({},), said_by_server("VALIDATION_ERROR"), ({"text": "on"},))
-    env = client(URL, {"number": "{text}"}, None)
+    refused = said_by_server("VALIDATION_ERROR")
+    scripted(({},), ({"text": "on"},), ({},), refused, ({"text": "on"},))
+    first, env = (client(URL, {"number": "{text}"}) for _ in range(2))
+    await first.reset(ROW)
+    await first.step("1")
     await env.reset(ROW)
     with pytest.raises(InvalidAction, match=r'does not take the action .*"x"'):
         await env.step("x")
     assert (await env.step("1")).observation == '{"text": "on"}'
+
+
+async def test_a_template_of_which_no_action_was_taken_is_a_fault(client: Any):
+    refused = said_by_server("VALIDATION_ERROR")
+    scripted(({},), ({"text": "on"},), ({},), refused)
+    other, env = client(URL, {"message": "{text}"}), client(URL, {"mesage": "{text}"})
+    await other.reset(ROW)
+    await other.step("x")
+    await env.reset(ROW)
+    with pytest.raises(
+        RuntimeError, match=r'action=.*"mesage".*Server error: no.*correct `action`'
+    ):
+        await env.step("x")
+
+
+@pytest.mark.parametrize(
+    ("action", "written"), [("json", "{}"), ("mcp", {"name": "add", "arguments": {}})]
+)
+async def test_an_action_that_the_model_forms_is_its_own_mistake_from_the_first_on(
+    client: Any, action: str, written: Any
+):
+    tools = [({"tools": []},)] if action == "mcp" else []
+    scripted(({},), *tools, said_by_server("VALIDATION_ERROR"))
+    env = client(URL, action)
+    await env.reset(ROW)
+    with pytest.raises(InvalidAction, match="does not take the action"):
+        await env.step(written)
 
 
 async def test_a_reset_that_the_server_does_not_take_is_a_fault(client: Any):

@@ -1,5 +1,7 @@
 """The reward of reasoning-gym's tasks: what it tells of a truth, and what scorers may evaluate."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,13 +9,15 @@ from hypothesis import strategies as st
 from agent_loop.rewards import LOOPS_OWN, Attempt, default_reward, reward_for
 from agent_loop.rewards.killable_pool import KillablePool
 from agent_loop.rewards.reasoning_gym import ReasoningReward
-from agent_loop.rewards.reasoning_process import algebra, judged
-from agent_loop.tools.protocol import ToolTimeout
+from agent_loop.rewards.reasoning_process import _scorer, algebra
+from agent_loop.tools.protocol import ToolTimeout, ToolUnavailable
+from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.tagged_json import tagged
 from tests.fakes.toy_reasoning_gym import SumConfig, Sums, install_toy
 
 REWARD = ReasoningReward(name="reasoning_gym")
 ENTRY = tagged(Sums(SumConfig(seed=3))[0])
+DAMAGED = ENTRY | {"metadata": {"__items__": 3}}
 
 
 def test_the_kind_decides_the_default_reward_and_then_the_source() -> None:
@@ -42,9 +46,16 @@ def test_it_has_no_options(monkeypatch) -> None:
         ({"answer": "3"}, "no `task` and `entry`"),
         ([1], "no `task` and `entry`"),
         ({"task": "sums", "entry": {"question": "?"}}, "no answer, metadata"),
+        ({"task": "sums", "entry": ENTRY, "config": {"near": 0.5}}, None),
+        ({"task": "sums", "entry": ENTRY, "config": [1]}, "config is no object"),
+        ({"task": "sums", "entry": ENTRY, "config": {"far": 1}}, "makes no scorer"),
+        ({"task": "products", "entry": ENTRY}, "no task='products'"),
+        ({"task": "sums", "entry": DAMAGED}, "entry of task='sums' is damaged"),
     ],
 )
-def test_what_is_wrong_with_a_truth(truth, words) -> None:
+def test_what_is_wrong_with_a_truth(monkeypatch, truth, words) -> None:
+    install_toy(monkeypatch)
+    _scorer.cache_clear()
     found = REWARD.truth_problem(truth)
     assert found is None if words is None else words in found
 
@@ -64,6 +75,37 @@ async def test_the_score_is_the_scorers_and_one_is_solved(monkeypatch, answer, s
         **{"score": score, "acc": float(score == 1), "format": 1.0},
         **{"timeout": 0.0, "scorer_error": 0.0},
     }
+
+
+@pytest.mark.parametrize(
+    ("config", "score"), [({}, 0.01), ({"near": 0.5}, 0.5), ({"near": 0.25, "most": 5}, 0.25)]
+)
+async def test_the_scorer_has_the_config_that_made_the_row(monkeypatch, config, score) -> None:
+    install_toy(monkeypatch)
+    _in_this_process(monkeypatch)
+    options = {"task": "sums", "config": config, "val_size": 1}
+    [record] = records(split="validation", **options)
+    truth = json.loads(json.dumps(to_row(record, split="validation", index=0).ground_truth))
+
+    found = await REWARD.judge(Attempt(answer="9999", ground_truth=truth), None)  # type: ignore[arg-type]
+
+    assert (truth["config"], found["score"]) == (config, score)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"task": "products", "entry": ENTRY},
+        {"task": "sums", "entry": ENTRY, "config": {"far": 1}},
+        {"task": "sums", "entry": DAMAGED},
+        {"task": "sums", "entry": {"question": "?", "answer": "1"}},
+    ],
+)
+async def test_without_a_scorer_or_an_entry_the_trajectory_is_lost(monkeypatch, truth) -> None:
+    install_toy(monkeypatch)
+    _in_this_process(monkeypatch)
+    with pytest.raises(ToolUnavailable, match="prepare the data again"):
+        await REWARD.judge(Attempt(answer="1", ground_truth=truth), None)  # type: ignore[arg-type]
 
 
 async def test_no_answer_and_a_scorer_that_raises_score_nothing(monkeypatch) -> None:
@@ -102,7 +144,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return function(*arguments)
 
     monkeypatch.setattr(KillablePool, "run", run)
-    judged.__globals__["_scorer"].cache_clear()
+    _scorer.cache_clear()
 
 
 # --- what may be evaluated ------------------------------------------------------------------------

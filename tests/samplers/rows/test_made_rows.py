@@ -147,6 +147,10 @@ def test_rows_are_made_once_for_options_and_a_version(
     assert [is_there(), is_there(), is_there(seed=1), is_there(seed=1)] == [False, True] * 2
     install_toy(monkeypatch, version="1.1")
     assert not is_there(seed=1)
+    code = tmp_path / "reasoning_tasks.py"
+    code.write_text("")
+    monkeypatch.setattr("samplers.rows.sources.reasoning_tasks.__file__", str(code))
+    assert [is_there(seed=1), is_there(seed=1)] == [False, True]
 
 
 def test_an_interrupted_preparation_continues_to_the_same_rows(

@@ -14,6 +14,7 @@ __all__ = ["GuessEnv", "GuessTaskset"]
 class GuessConfig(vf.TasksetConfig):
     most: int = 50
     tasks: int = 4
+    limit_s: float | None = None
 
 
 class GuessData(vf.TaskData):
@@ -59,6 +60,7 @@ class GuessTaskset(vf.Taskset[GuessTask, GuessConfig]):
                     name=f"guess#{seed}",
                     prompt=f"Guess a number from 1 to {self.config.most}.",
                     system_prompt="Write the number alone.",
+                    timeout=vf.TaskTimeout(agent=self.config.limit_s),
                     number=random.Random(seed).randint(1, self.config.most),
                 ),
                 self.config.task,
