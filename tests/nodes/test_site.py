@@ -15,7 +15,8 @@ from tests.nodes.site import PREFIXES, REPOSITORY, ROOT, Machine, Site, wait_unt
 
 pytestmark = [pytest.mark.nodes]
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=2"
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=30"
+"""A loaded machine needs seconds for two connections, one in the other."""
 
 
 SPACES = ("net", "mnt", "pid", "uts", "ipc")
