@@ -87,7 +87,7 @@ async def test_what_an_environment_prints_goes_nowhere(client: ToolClient):
 
 
 async def test_no_process_of_an_episode_is_left(client: ToolClient):
-    async with ToolClient("http://127.0.0.1:1", limiter=None, timeout_s=1.5) as own:
+    async with ToolClient("http://127.0.0.1:1", limiter=None, timeout_s=4) as own:
         before = {each.pid for each in servers()}
         source = source_for(own, "process", "", options={"mode": "hangs"})
         episodes = [await source.begin(own, ROW) for _ in range(3)]
@@ -186,12 +186,12 @@ async def test_the_start_of_a_server_is_not_in_the_time_of_a_reset(
     path = tmp_path / "slow.py"
     path.write_text(
         "import time\n"
-        "time.sleep(1.5)\n"
+        "time.sleep(4)\n"
         "class Slow:\n"
         "    def reset(self, row): return 'go'\n"
         "    def step(self, action): return 'over', 1.0, True\n"
     )
-    source = EnvironmentSource(EnvironmentEntry(use=f"{path}:Slow", timeout=1.0), client)
+    source = EnvironmentSource(EnvironmentEntry(use=f"{path}:Slow", timeout=3.0), client)
     episode = await source.begin(client, ROW)
     assert (await episode.step("x"))[0].done
     await source.close()
