@@ -44,7 +44,7 @@ FAULTS = {
 def mixture(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Three processes are killed at three moments, and the command goes on."""
     python = python_beside(PUZZLES, cache_of([PUZZLES], "reasoning"))
-    games = python_with(GAMES, cache_of([GAMES], "games"))
+    games = python_with(GAMES, cache_of([GAMES], "environments"))
     work = tmp_path_factory.mktemp("mixture")
     game = "{game: Mastermind-v0, code_length: 2, num_numbers: 3, max_turns: 3}"
     overrides = [
