@@ -1,7 +1,5 @@
 """A mixture of tools, puzzles and games on the real trainer, over faults and kills."""
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,8 @@ import pytest
 
 from agent_loop.metrics.mask_audit import audit_masks
 from agent_loop.training.run_folder import read_lines
-from tests.e2e.jobs import DEADLINE_S, ROOT, Job, finish, job_of, start
-from tests.e2e.test_training import child_of, launched, wait_for
+from tests.e2e.jobs import ROOT, Job, job_of
+from tests.e2e.test_training import finish_over_kills
 from tests.fakes.pinned_environment import cache_of, python_beside, python_with
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
@@ -65,18 +63,7 @@ def mixture(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     ]
     job = job_of("worlds", demo, work, overrides, STEPS)
     job.command[0] = str(python)
-    for name, is_due, victim, code in (
-        ("launcher", lambda: job.saved() >= 1, None, -signal.SIGKILL),
-        ("loops", lambda: job.saved() >= 2, "ray::AgentLoopWorkerTQ", 1),
-        ("driver", lambda: job.saved() >= 3, "ray::TaskRunner", 1),
-    ):
-        with launched(job, f"{name}.txt") as (launcher, out):
-            began = job.steps()
-            wait_for(launcher, out, lambda b=began, due=is_due: due() and job.steps() > b)
-            os.kill(launcher.pid if victim is None else child_of(launcher, victim), signal.SIGKILL)
-            found = launcher.wait(timeout=DEADLINE_S)
-            assert found == code, out.read_text(errors="replace")[-4000:]
-    finish(start(job.command, work, work / "last.txt"), work / "last.txt")
+    finish_over_kills(job)
     return job
 
 

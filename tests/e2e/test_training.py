@@ -88,6 +88,23 @@ def wait_for(process: subprocess.Popen[bytes], out: Path, seen: Callable[[], boo
         time.sleep(0.005)
 
 
+def finish_over_kills(job: Job) -> None:
+    """Run a job to its end. Three processes are killed, and the command goes on each time."""
+    for name, is_due, victim, code in (
+        ("launcher", lambda: job.saved() >= 1, None, -signal.SIGKILL),
+        ("loops", lambda: job.saved() >= 2, "ray::AgentLoopWorkerTQ", 1),
+        ("driver", lambda: job.saved() >= 3, "ray::TaskRunner", 1),
+    ):
+        with launched(job, f"{name}.txt") as (launcher, out):
+            began = job.steps()
+            wait_for(launcher, out, lambda b=began, due=is_due: due() and job.steps() > b)
+            os.kill(launcher.pid if victim is None else child_of(launcher, victim), signal.SIGKILL)
+            found = launcher.wait(timeout=DEADLINE_S)
+            assert found == code, out.read_text(errors="replace")[-4000:]
+    out = job.work / "last.txt"
+    finish(start(job.command, job.work, out), out)
+
+
 @contextmanager
 def launched(job: Job, name: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A launcher and where it writes; ended at the end."""
