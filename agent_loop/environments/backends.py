@@ -162,10 +162,10 @@ class HttpBackend:
         self, entry: EnvironmentEntry, session: aiohttp.ClientSession, url: str, token: str = ""
     ) -> None:
         self._name, self._options = entry.name, entry.options
-        self._http, self._url = session, url.rstrip("/")
-        self._shown = without_secrets(self._url)
+        self._http, base = session, url.rstrip("/")
+        self._shown = without_secrets(base)
         # complete, because aiohttp would parse and look for them at each request
-        self._urls = {path: URL(f"{self._url}/{path}") for path in ("reset", "step", "close")}
+        self._urls = {path: URL(f"{base}/{path}") for path in ("reset", "step", "close")}
         self._headers = {"Authorization": f"Bearer {token}"} if token else None
 
     async def ready(self) -> None:

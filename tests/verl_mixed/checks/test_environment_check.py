@@ -83,6 +83,14 @@ def test_the_agent_of_environments_without_one_is_named(planned: Config):
     assert "has no environment" in " ".join(environment_problems(config))
 
 
+@pytest.mark.parametrize("setting", [{"topk": 3}, {"tool_names": ["search"]}])
+def test_a_setting_of_tools_is_refused(planned: Config, setting: dict[str, Any]):
+    config = with_environment(planned)
+    put(config, "agent_loops", {"environment": setting})
+    (found,) = environment_problems(config)
+    assert found.startswith(f"agent 'environment': {next(iter(setting))}")
+
+
 def test_the_first_messages_are_those_of_the_first_row(planned: Config):
     start: Any = start_of_source(
         with_environment(planned, environment={"options": {"high": 3}}), "math"

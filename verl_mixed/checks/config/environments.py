@@ -19,6 +19,9 @@ from verl_mixed.checks.config.data import batches, sound_files
 from verl_mixed.checks.config.tools import agents_of
 from verl_mixed.run.sections import entry_of, loop_of, section_of, sound_sources
 
+_OF_TOOLS = frozenset({"tool_names", "topk", "persistent_interpreter"})
+"""Settings of agents that call tools of a run; an agent of environments reads none of them."""
+
 _COLUMNS = ("data_source", "prompt", "extra_info", "reward_model")
 
 
@@ -44,6 +47,12 @@ def environment_problems(config: Mapping[str, Any], *, data: bool = True) -> Ite
                 yield (
                     f"{key}.environment with agent={agent!r}: this agent acts in no environment; "
                     "leave `agent` out, or name one whose class inherits EnvironmentAgentLoop"
+                )
+        for agent in acting:
+            if given := sorted(_OF_TOOLS & entry_of(config, agent).keys()):
+                yield (
+                    f"agent {agent!r}: {', '.join(given)}: the tools of an environment are its "
+                    "own; leave it out"
                 )
         if source.observation_style is not None:
             yield (
