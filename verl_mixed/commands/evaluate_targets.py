@@ -195,7 +195,8 @@ def _of_model(
             f"{model} is neither a run nor a model: it has no config.yaml and no config.json; name "
             "runs/<experiment> or a Hugging Face folder"
         )
-    if not Path(model).exists() and model.count("/") != 1:
+    is_name = model.count("/") == 1 and not Path(model).parent.is_dir()  # else a folder is meant
+    if not Path(model).exists() and not is_name:
         raise ValueError(
             f"no {model}: name runs/<experiment>, a Hugging Face folder, or owner/name"
         )

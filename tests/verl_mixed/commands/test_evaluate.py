@@ -79,6 +79,7 @@ def test_overrides_are_laid_over_the_config_of_the_run(run: Path, run_environ: R
         (("RUN", "--step", "0", "2", "--label", "x"), "--label names one evaluation"),
         (("RUN", "--step", "0", "--label", "../x"), "--label '../x'"),
         (("nowhere",), "no nowhere: name runs/<experiment>"),
+        (("runs/nope",), "no runs/nope: name runs/<experiment>"),
         (("someone/model", "--step", "3"), "only a run has steps, and someone/model is none"),
         ((".",), "neither a run nor a model"),
         (("--base-url", "ftp://x"), "want http://host:port/v1"),
@@ -88,6 +89,7 @@ def test_overrides_are_laid_over_the_config_of_the_run(run: Path, run_environ: R
 def test_what_cannot_be_evaluated_is_refused_by_name(
     words: Sequence[str], message: str, run: Path, run_environ: RunEnviron
 ):
+    Path("runs").mkdir(exist_ok=True)
     with pytest.raises(ValueError, match=message):
         targets([str(run) if word == "RUN" else word for word in words], run_environ)
 
