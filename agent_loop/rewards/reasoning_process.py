@@ -38,10 +38,10 @@ PARSES = (
 """Modules of reasoning-gym that call sympy's `parse_expr` on an answer."""
 
 _NAME = re.compile(r"[^\W\d]\w*")
-_ALGEBRA = re.compile(r"(?:[\w\s+\-*/^(),!]|\.(?![^\W\d]))*")
+_ALGEBRA = re.compile(r"(?:[\w\s+\-*/^(),!]|\.(?!\s*[^\W\d]))*")
 """Text without attributes, subscripts, texts and assignments."""
 
-_NAMES = frozenset(
+NAMES = frozenset(
     (
         *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan"),
         *("sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "Abs", "pi", "oo"),
@@ -56,7 +56,7 @@ def algebra(text: str) -> str:
     Raises:
         ValueError: it is not, so that evaluating it could run code.
     """
-    others = {name for name in _NAME.findall(text) if len(name) > 1} - _NAMES
+    others = {name for name in _NAME.findall(text) if len(name) > 1} - NAMES
     if others or not _ALGEBRA.fullmatch(text):
         raise ValueError(f"no algebra: {text:.80}")
     return text
