@@ -256,7 +256,17 @@ class ProcessBackend:
         await self._started()
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return await (await self._started()).reset(row)
+        backend, server = await self._started(), self._server
+        try:
+            return await backend.reset(row)
+        except ToolUnavailable as error:
+            # A process that was killed still takes connections until the kernel has closed its
+            # files. Its sessions ended with it, so the reset may be tried again at the next server.
+            if not isinstance(error.__cause__, aiohttp.ClientError) or server is None:
+                raise
+            if not await _within(END_S, lambda: server.poll() is not None):
+                raise
+            raise RequestFailed(str(error), was_executed=False) from error
 
     async def step(self, session: str, action: Any) -> Any:
         if self._backend is None:

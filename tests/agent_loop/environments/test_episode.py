@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agent_loop.environments.episode import (
     MAX_OBSERVATION_BYTES,
+    MAX_REWARD,
     InvalidAnswer,
     Step,
     start_of,
@@ -38,7 +39,7 @@ def test_a_step_is_valid_or_refused(value: Any):
 
 @given(
     observation=st.text(),
-    reward=st.floats(allow_nan=False, allow_infinity=False),
+    reward=st.floats(-MAX_REWARD, MAX_REWARD),
     done=st.booleans(),
     cut=st.booleans(),
 )

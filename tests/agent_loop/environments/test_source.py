@@ -215,6 +215,20 @@ async def test_a_killed_server_leaves_no_program_and_no_loop_error(client: ToolC
     await source.close()
 
 
+async def test_a_reset_at_a_server_that_dies_is_tried_at_the_next(client: ToolClient):
+    before = {each.pid for each in servers()}
+    source = EnvironmentSource(EnvironmentEntry(use=f"{WORLDS}:Guess"), client)
+    await source.begin(client, ROW)
+    [server] = [each for each in servers() if each.pid not in before and each.ppid() == os.getpid()]
+    server.suspend()  # the kernel takes requests for it
+    again = asyncio.ensure_future(source.begin(client, ROW))
+    for _ in range(100):  # the request is sent
+        await asyncio.sleep(0)
+    server.kill()
+    await again
+    await source.close()
+
+
 async def test_no_more_sessions_than_allowed_start_at_once():
     served = EnvironmentServer(class_of(f"{WORLDS}:Guess"), "Guess", max_sessions=2)
     async with TestClient(TestServer(served.app())) as http:
