@@ -135,8 +135,8 @@ main() {
   local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside
   # tests/rate_limit forks thousands of processes; a process without torch forks ten times as fast
   beside=(
-    tests/rate_limit tests/e2e tests/agent_loop
-    "tests/samplers tests/nodes tests/verl_mixed/checks tests/verl_mixed/commands"
+    tests/rate_limit "tests/e2e tests/nodes" tests/agent_loop
+    "tests/samplers tests/verl_mixed/checks tests/verl_mixed/commands"
   )
   while (($#)); do
     case "$1" in
