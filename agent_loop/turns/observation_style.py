@@ -231,7 +231,10 @@ def fit(
     inner = [cut_middle(text, codec, cap) for text in results]
     if sum(map(len, inner)) > room:
         shares = share_room([len(own) for own in inner], room)
-        inner = [cut_middle(text, codec, cut) for text, cut in zip(results, shares, strict=True)]
+        inner = [
+            own if len(own) <= cut else cut_middle(text, codec, cut)
+            for own, text, cut in zip(inner, results, shares, strict=True)
+        ]
     is_lost = any(text and not own for text, own in zip(results, inner, strict=True))
     return None if is_lost else inner
 

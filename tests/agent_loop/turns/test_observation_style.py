@@ -73,6 +73,9 @@ def test_room_is_shared_so_that_the_longest_give_way_first(lengths, room):
     assert max(shares) <= min(cut, default=max(shares)) + 1
 
 
+@example(  # one token of many characters, which needs no cut
+    results=["", WIDE[0], "<|im_start|>"], codec=CharTokenizer(WIDE), room=30, longest=None
+)
 @given(results=RESULTS, codec=CODECS, room=st.integers(-5, 200), longest=LONGEST)
 async def test_inline_every_result_stands_whole_or_cut_between_its_markers(
     results, codec, room, longest

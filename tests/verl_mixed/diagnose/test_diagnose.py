@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -575,6 +576,13 @@ def test_where_chunks_are_cut_never_changes_what_is_found(cuts: list[int], line_
     assert as_json(scan) == as_json(scanned(MIXED, line_bytes=line_bytes))
 
 
+@cache
+def _is_mild(name: str, line: str) -> bool:
+    """Whether a line says that it is only a warning, or is tried again: a later line of the same
+    failure that does not is shown in its place."""
+    return scanned(line.encode()).findings[name].shows_mild
+
+
 @given(
     pieces=st.lists(
         st.tuples(
@@ -587,11 +595,14 @@ def test_where_chunks_are_cut_never_changes_what_is_found(cuts: list[int], line_
 def test_counts_and_first_places_are_right(pieces: list[tuple[tuple[str, str], str]]) -> None:
     counts: dict[str, int] = {}
     first: dict[str, int] = {}
+    all_mild: set[str] = set()
     log = b""
     for (name, line), end in pieces:
         if name:
             counts[name] = counts.get(name, 0) + 1
-            first.setdefault(name, len(log))
+            if name not in first or (name in all_mild and not _is_mild(name, line)):
+                first[name] = len(log)
+                (all_mild.add if _is_mild(name, line) else all_mild.discard)(name)
         log += (line + end).encode()
 
     scan = scanned(log)
