@@ -98,7 +98,10 @@ def finish_over_kills(job: Job) -> None:
         with launched(job, f"{name}.txt") as (launcher, out):
             began = job.steps()
             wait_for(launcher, out, lambda b=began, due=is_due: due() and job.steps() > b)
-            os.kill(launcher.pid if victim is None else child_of(launcher, victim), signal.SIGKILL)
+            if victim is None:
+                launcher.kill()
+            else:
+                kill_child(launcher, out, victim)
             found = launcher.wait(timeout=DEADLINE_S)
             assert found == code, out.read_text(errors="replace")[-4000:]
     out = job.work / "last.txt"
@@ -117,15 +120,21 @@ def launched(job: Job, name: str) -> Iterator[tuple[subprocess.Popen[bytes], Pat
         launcher.wait(timeout=60)
 
 
-def child_of(process: subprocess.Popen[bytes], words: str) -> int:
-    """A process somewhere below the launcher whose command line has these words."""
-    for child in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if words in " ".join(child.cmdline()):
-                return child.pid
-        except psutil.Error:
-            continue  # it ended meanwhile
-    raise AssertionError(f"no process with {words!r}")
+def kill_child(launcher: subprocess.Popen[bytes], out: Path, words: str) -> None:
+    """Kill the process below the launcher whose command line has these words, as soon as there is
+    one: what is due may be due before Ray has started it."""
+
+    def is_killed() -> bool:
+        for child in psutil.Process(launcher.pid).children(recursive=True):
+            try:
+                if words in " ".join(child.cmdline()):
+                    child.kill()
+                    return True
+            except psutil.Error:
+                continue  # it ended meanwhile
+        return False
+
+    wait_for(launcher, out, is_killed)
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -156,7 +165,7 @@ def job(request: pytest.FixtureRequest, demo: Path, tmp_path_factory) -> Iterato
             continue
         with launched(job, f"{name}_killed.txt") as (launcher, out):
             wait_for(launcher, out, is_due)
-            os.kill(child_of(launcher, victim), signal.SIGKILL)
+            kill_child(launcher, out, victim)
             assert launcher.wait(timeout=DEADLINE_S) == 1, out.read_text(errors="replace")[-4000:]
 
     finish(start(job.command, job.work, job.work / "last.txt"), job.work / "last.txt")
