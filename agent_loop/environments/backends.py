@@ -29,7 +29,6 @@ from agent_loop.environments.episode import (
     InvalidAction,
     InvalidAnswer,
     start_of,
-    whole_text,
 )
 from agent_loop.environments.instances import class_of, made
 from agent_loop.toolbox.functions import run_in_loop
@@ -139,7 +138,7 @@ class LoopBackend:
                 return await method(**arguments)  # obeys cancellation, so it needs no task
             return await run_in_loop(method, self._name, arguments)
         except InvalidAction as error:
-            raise ToolRejected(whole_text(str(error)), tool=self._name) from error
+            raise ToolRejected(replace_surrogates(str(error)), tool=self._name) from error
         except (InvalidAnswer, RequestFailed):
             raise
         except (Exception, SystemExit) as error:
@@ -262,7 +261,8 @@ class ProcessBackend:
         except ToolUnavailable as error:
             # A process that was killed still takes connections until the kernel has closed its
             # files. Its sessions ended with it, so the reset may be tried again at the next server.
-            if not isinstance(error.__cause__, aiohttp.ClientError) or server is None:
+            is_broken = error.__cause__ is not None  # the connection; an answer has no cause
+            if server is None or not is_broken:
                 raise
             if not await _within(END_S, lambda: server.poll() is not None):
                 raise

@@ -17,15 +17,15 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from agent_loop.evaluation.records import Key, Record, RecordsFile
+from agent_loop.evaluation.records import JOB, RECORDS, SELECTED, Key, Record, RecordsFile
 from agent_loop.evaluation.selection import Selection
 from agent_loop.training.main import join
 from agent_loop.training.run_folder import write_text
 from agent_loop.training.verl_config import refusals
 from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
 
-JOB, RECORDS, CONFIG, SELECTED = "job.json", "records.jsonl", "config.yaml", "selected.json"
-"""Files in the folder of an evaluation."""
+CONFIG = "config.yaml"
+"""File in the folder of an evaluation; `agent_loop.evaluation.records` names the others."""
 
 SAYS = "evaluation: "
 """Begins the lines that the launcher prints too."""

@@ -13,6 +13,9 @@ from typing import Any
 from agent_loop.training.run_folder import write_lines
 from samplers.disk import BrokenFile, flush
 
+JOB, RECORDS, SELECTED = "job.json", "records.jsonl", "selected.json"
+"""Files in the folder of an evaluation: what was asked for, the records, the chosen rows."""
+
 RECORD = "mixed_record"
 """Name under which the record of a validation, as JSON, travels among verl's `reward_extra_info`.
 verl's metrics leave out values that are texts."""

@@ -11,8 +11,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agent_loop.evaluation.main import RECORDS, SAYS, SELECTED, read_job
-from agent_loop.evaluation.records import RecordsFile
+from agent_loop.evaluation.main import SAYS, read_job
+from agent_loop.evaluation.records import RECORDS, SELECTED, RecordsFile
 from tests.fakes.records import record
 
 ROWS = [(source, str(row)) for source in ("math", "nq") for row in range(5)]

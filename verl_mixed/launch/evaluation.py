@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_loop.evaluation.main import RECORDS, SAYS, Job, write_job
+from agent_loop.evaluation.main import SAYS, Job, write_job
+from agent_loop.evaluation.records import RECORDS
 from agent_loop.training.run_folder import write_text
 from config.lookup import at
 from config.schema import ConfigError

@@ -13,12 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agent_loop.evaluation.records import Record, read_records
+from agent_loop.evaluation.records import JOB, RECORDS, SELECTED, Record, read_records
 from agent_loop.training.run_folder import trajectory_files
 from samplers.disk import BrokenFile
 
-RECORDS, SUMMARY, SELECTED = "records.jsonl", "summary.json", "selected.json"
-JOB = "job.json"
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
