@@ -1,7 +1,8 @@
 """Compares a run's ledger with its mixture plan.
 
-The ledger proves three things: every trained batch held the plan's counts; each prompt has the row
-of its draw; and in each source no draw was skipped or used twice.
+The ledger proves four things: every trained batch held the plan's counts; each prompt has the row
+of its draw; in each source no draw was skipped or used twice; and each decision of a controller
+follows from its rule, the decision before it and the prompts of its window.
 """
 
 from collections import Counter, defaultdict
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from samplers.ledger import LedgerEntry, Line, PlanStart, StepEnd
+from samplers.curriculum import ChosenRows
+from samplers.decisions import shortcomings
+from samplers.ledger import Decision, LedgerEntry, Line, PlanStart, StepEnd
 from samplers.mixture_plan import MixturePlan
 
 _SHOWN = 5  # problems of one kind that a report lists; further ones are counted
@@ -56,8 +59,31 @@ class AuditReport:
         return {name: own.outcomes.get("trained", 0) for name, own in self.sources.items()}
 
 
-_Plans = list[tuple[int, MixturePlan]]
+Plans = list[tuple[int, MixturePlan]]
 """(first step, plan of the steps from there on), in order of steps."""
+
+
+def plans_in(lines: Sequence[Line], choices: Mapping[str, ChosenRows] | None = None) -> Plans:
+    """The plans in a ledger, which follow the decisions in it.
+
+    Args:
+        choices: see `MixturePlan.from_description`.
+
+    Raises:
+        ValueError: a plan or a decision cannot be read.
+    """
+    plans: Plans = []
+    decisions: list[Decision] = []
+    for line in lines:
+        if isinstance(line, PlanStart):
+            plans = [earlier for earlier in plans if earlier[0] < line.from_step]
+            plans.append((line.from_step, MixturePlan.from_description(line.plan, choices)))
+        elif isinstance(line, Decision):
+            decisions.append(line)
+    for _, plan in plans:
+        if decisions and plan.policy is not None:
+            plan.follow([*plan.decisions[:1], *decisions])
+    return plans
 
 
 def audit(
@@ -86,6 +112,7 @@ def audit(
     worst, cumulative, due, found = _batches(by_step, plans)
     problems += _steps([end.step for end in ends])
     problems += _few(found)
+    problems += _few(_decided(plans[-1][1], entries))
     problems += _few(_rows(entries, plans, row_ids))
     problems += _few(_twice(entries))
     problems += _few(_miscounted(entries, ends))
@@ -112,13 +139,9 @@ def audit(
     )
 
 
-def _plans_of(lines: Sequence[Line], plan: MixturePlan) -> tuple[_Plans, list[str]]:
+def _plans_of(lines: Sequence[Line], plan: MixturePlan) -> tuple[Plans, list[str]]:
     """The plans in the ledger, and whether the last one is the plan of the run."""
-    plans: _Plans = []
-    for start in lines:
-        if isinstance(start, PlanStart):
-            plans = [earlier for earlier in plans if earlier[0] < start.from_step]
-            plans.append((start.from_step, MixturePlan.from_description(start.plan)))
+    plans = plans_in(lines, plan.choices)
     if not plans:
         unnamed = ["the ledger does not say which plan it follows"]
         return [(1, plan)], unnamed if lines else []
@@ -126,8 +149,24 @@ def _plans_of(lines: Sequence[Line], plan: MixturePlan) -> tuple[_Plans, list[st
     return plans, [f"the ledger's plan has {words}" for words in differing]
 
 
+def _decided(plan: MixturePlan, entries: Sequence[LedgerEntry]) -> list[str]:
+    """Whether each decision follows its rule, by the prompts of the window before it."""
+    if plan.policy is None:
+        return []
+    by_window: defaultdict[int, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries:
+        by_window[(entry.step - 1) // plan.policy.window].append(entry)
+    return [
+        f"the decision for the steps from {after.from_step} on {words}"
+        for before, after in pairwise(plan.decisions)
+        for words in shortcomings(
+            plan.policy, plan.asked(after.window), before, after, by_window[before.window]
+        )
+    ]
+
+
 def _batches(
-    by_step: Mapping[int, Counter[str]], plans: _Plans
+    by_step: Mapping[int, Counter[str]], plans: Plans
 ) -> tuple[int, Fraction, dict[str, Fraction], list[str]]:
     """(worst batch, largest cumulative error, source -> prompts due in total, problems)"""
     found: list[str] = []
@@ -175,7 +214,7 @@ def _steps(steps: list[int]) -> list[str]:
 
 def _rows(
     entries: Sequence[LedgerEntry],
-    plans: _Plans,
+    plans: Plans,
     row_ids: Mapping[str, Sequence[str]] | None,
 ) -> list[str]:
     found: list[str] = []

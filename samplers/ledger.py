@@ -1,9 +1,10 @@
 """The ledger: for every prompt that was drawn, the step that trained it or the reason why none did.
 
-`ledger.jsonl` holds three kinds of lines: the plan of the following steps, at the start and at
-every change; one line per prompt; and one line at the end of each step. The lines of a step are
-written to the disk together, before its checkpoint. A step without its last line was cut short and
-does not count. After a crash the ledger may be ahead of the checkpoint: resume calls
+`ledger.jsonl` holds four kinds of lines: the plan of the following steps, at the start and at
+every change; the decision for a window of steps, if shares are decided on the way; one line per
+prompt; and one line at the end of each step. The lines of a step, and the decision that it leads
+to, are written to the disk together, before its checkpoint. A step without its last line was cut
+short and does not count. After a crash the ledger may be ahead of the checkpoint: resume calls
 `Ledger.rewind`, so that a step that is trained again is in the file only once. One process writes a
 file.
 """
@@ -11,7 +12,7 @@ file.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -50,6 +51,19 @@ class LedgerEntry:
     reward_mean: float | None
     """Mean reward of these trajectories; None without any."""
 
+    judged: int | None = None
+    """Trajectories of these with a reward, which no fault ended. None in ledgers of release 1.0, as
+    the next fields."""
+
+    solved: int | None = None
+    """Judged trajectories that solved the prompt (`acc` is 1)."""
+
+    advantage: float | None = None
+    """Mean absolute advantage of these trajectories; 0 if their rewards were equal."""
+
+    tokens: int | None = None
+    """Tokens with mask 1 of these trajectories."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnd:
@@ -64,6 +78,49 @@ class StepEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How many prompts of each source a window of steps has, and why (`samplers.decisions`).
+
+    Mappings have one entry per source.
+    """
+
+    window: int
+    """Number of the window, from 0."""
+
+    from_step: int
+    """First step of the window, from 1."""
+
+    inputs: dict[str, dict[str, float]]
+    """What the ledger has of the window before: `prompts`, `trajectories` and `tokens` that were
+    trained, `pass_rate`, `advantage` (mean absolute), and `differences`: prompts whose trajectories
+    differed, of all windows so far. Empty for window 0."""
+
+    state: dict[str, float]
+    """What the rule remembers: smoothed advantages (`progress`), log-weights (`worst`)."""
+
+    passed: dict[str, float]
+    """Smoothed pass rates."""
+
+    proposed: dict[str, int]
+    """Shares that the rule proposes, in millionths."""
+
+    shares: dict[str, int]
+    """Shares within all bounds, in millionths."""
+
+    held: list[str]
+    """Sources at their floors, because no group had a difference."""
+
+    owed: dict[str, int]
+    """Millionths of the unit that a source lacks before this window; below 0: it had too much."""
+
+    foreseen: dict[str, str]
+    """Units of one prompt, as fractions."""
+
+    prompts: dict[str, int]
+    """Prompts of the window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStart:
     """The following steps are drawn from this plan."""
 
@@ -72,7 +129,7 @@ class PlanStart:
     """`MixturePlan.description`"""
 
 
-Line = LedgerEntry | StepEnd | PlanStart
+Line = LedgerEntry | StepEnd | PlanStart | Decision
 
 
 class Ledger:
@@ -83,7 +140,7 @@ class Ledger:
         self.last_step: int = 0
         """Highest step in the file; 0 for none."""
         self._plan: dict[str, Any] | None = None
-        self._cut(lambda line: not isinstance(line, LedgerEntry))
+        self._cut(lambda line: isinstance(line, StepEnd | PlanStart))
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Write the description of the next steps' plan, unless it is the last one in the file."""
@@ -92,7 +149,11 @@ class Ledger:
             self._plan = dict(plan)
 
     def append_step(
-        self, step: int, entries: Sequence[LedgerEntry], drawn: Mapping[str, int]
+        self,
+        step: int,
+        entries: Sequence[LedgerEntry],
+        drawn: Mapping[str, int],
+        decision: Decision | None = None,
     ) -> None:
         """Write one step's prompts to the disk.
 
@@ -100,6 +161,7 @@ class Ledger:
             step: above every step in the file.
             entries: the step's prompts.
             drawn: source -> prompts drawn so far.
+            decision: the decision for the window that begins after this step, if one does.
 
         Raises:
             ValueError: the file has the step already, or an entry has another step.
@@ -111,7 +173,10 @@ class Ledger:
             )
         if strays := {entry.step for entry in entries} - {step}:
             raise ValueError(f"cannot append entries of steps={sorted(strays)} as step={step}")
-        self._append([*entries, StepEnd(step=step, prompts=len(entries), drawn=dict(drawn))])
+        decided = [decision] if decision is not None else []
+        self._append(
+            [*decided, *entries, StepEnd(step=step, prompts=len(entries), drawn=dict(drawn))]
+        )
         self.last_step = step
 
     def rewind(self, step: int) -> int:
@@ -205,7 +270,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
             if number == len(raw) and not tail:
                 break
             raise _not_a_line(path, number, error) from error
-    while lines and isinstance(lines[-1], LedgerEntry):
+    while lines and isinstance(lines[-1], LedgerEntry | Decision):
         lines.pop()
     return lines
 
@@ -236,6 +301,10 @@ _END_OF_STEP = b'"drawn": {'
 
 _KINDS: dict[frozenset[str], type[Line]] = {
     frozenset(field.name for field in fields(kind)): kind
-    for kind in (LedgerEntry, StepEnd, PlanStart)
+    for kind in (LedgerEntry, StepEnd, PlanStart, Decision)
 }
 """Names of a line's fields -> what the line is."""
+
+_KINDS[frozenset(field.name for field in fields(LedgerEntry) if field.default is MISSING)] = (
+    LedgerEntry  # of release 1.0
+)

@@ -26,8 +26,8 @@ import json
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -37,9 +37,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplers import turns
 from samplers.apportionment import apportion, exact_shares
+from samplers.curriculum import ChosenRows, MappedOrder
+from samplers.decisions import MILLION, Policy, decide, first_decision, whole
+from samplers.ledger import Decision, LedgerEntry
 from samplers.permutation import RowOrder, order_key
 from samplers.shares import Shares, steps_without_ratio
 from samplers.turns import Dues, Turns
+from samplers.windows import Windows
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +107,10 @@ class MixturePlan:
         apportionment: `carry` carries remainders to the next batch; `fixed` gives every batch the
             same largest-remainder counts, so a small share may get no prompt at all.
         parts: see `Shares`; a description has it.
+        policy: the shares are decided for one window of steps at a time (`samplers.decisions`); the
+            ratios are those of the first window. None: the ratios hold for the whole run.
+        choices: source -> the rows that may be drawn, in which order; its size is their number. The
+            other sources draw all their rows.
 
     Raises:
         ValueError: lists every mistake.
@@ -116,6 +124,8 @@ class MixturePlan:
         seed: int,
         apportionment: Apportionment = "carry",
         parts: int | None = None,
+        policy: Policy | None = None,
+        choices: Mapping[str, ChosenRows] | None = None,
     ):
         schedules: dict[str, Schedule] = {
             name: ratio if isinstance(ratio, Mapping) else {0: ratio}
@@ -136,6 +146,10 @@ class MixturePlan:
             self._starved = [name for name, share in shares.items() if share and not seats[name]]
             self._say_starved()
             schedules = {name: {0: count} for name, count in seats.items()}
+        self.policy: Policy | None = policy
+        self.choices: dict[str, ChosenRows] = dict(choices or {})
+        self.decisions: list[Decision] = []
+        """The decisions so far, if there is a policy."""
         self._follow(Shares(schedules, self.batch_size, parts))
 
         self.position: int = 0
@@ -206,6 +220,8 @@ class MixturePlan:
                 prompt, its ratio becomes 0 before, or more than `MAX_STEP` batches are needed.
         """
         instead = "set trainer.total_training_steps instead of trainer.total_epochs"
+        if self.policy is not None:
+            raise ValueError(f"shares that are decided on the way have no passes; {instead}")
         if self._starved:
             raise ValueError(
                 f"source={self._starved[0]!r} gets no prompt of a batch "
@@ -314,6 +330,46 @@ class MixturePlan:
         counts = np.bincount(source_ids, minlength=len(self.sources))
         return np.argsort(source_ids, kind="stable"), counts
 
+    # --- decisions ----------------------------------------------------------------------------
+
+    def decide(self, entries: Iterable[LedgerEntry]) -> Decision:
+        """Decide the next window; see `samplers.decisions`.
+
+        Args:
+            entries: the ledger's lines of the last window that is decided.
+        """
+        assert self.policy is not None
+        assert isinstance(self._turns, Windows)
+        asked = self.asked(len(self.decisions))
+        decision = decide(self.policy, asked, self.decisions[-1], entries)
+        self.decisions.append(decision)
+        self._turns.append(self._counts_of(decision))
+        self._chunk = None
+        return decision
+
+    def follow(self, decisions: Sequence[Decision]) -> None:
+        """Draw by the decisions that were made before, instead of deciding again."""
+        self.decisions = list(decisions)
+        self._follow(self._shares)
+
+    def asked(self, window: int) -> dict[str, int]:
+        """Source -> its mean share of a window by the configured ratios, in millionths."""
+        assert self.policy is not None
+        length = self.policy.window * self.batch_size
+        before, after = (self._asked.after(length * (window + more)) for more in (0, 1))
+        shares = {
+            name: Fraction(
+                int(b - a) * self._asked.scale + int(d) - int(c), length * self._asked.scale
+            )
+            for name, a, b, c, d in zip(
+                self.sources, before[0], after[0], before[1], after[1], strict=True
+            )
+        }
+        return whole(shares, MILLION)
+
+    def _counts_of(self, decision: Decision) -> list[int]:
+        return [decision.prompts[name] for name in self.sources]
+
     # --- resume -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -327,6 +383,7 @@ class MixturePlan:
             **self._fingerprint,
             **({"parts": shares.parts} if shares.is_chosen else {}),
             **({"pin": pin | {"digest": _digest_of_pin(pin, self._fingerprint)}} if pin else {}),
+            **({"decisions": [*map(asdict, self.decisions)]} if self.policy is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
@@ -379,8 +436,10 @@ class MixturePlan:
                 )
             if shares is not self._shares:
                 self._follow(shares)
-            if pin := state.get("pin"):
-                self._load_pin(pin)
+            if self.policy is not None:
+                self.follow([Decision(**each) for each in state["decisions"]])
+            if (pin := state.get("pin")) and isinstance(self._turns, Turns):
+                self._load_pin(self._turns, pin)
         self.position = position
         self.drawn.update({name: before.get(name, 0) for name in self.drawn})
 
@@ -407,26 +466,52 @@ class MixturePlan:
             "seed": self.seed,
             "apportionment": self.apportionment,
             **({} if shares.exact else {"parts": shares.parts}),
+            **({} if self.policy is None else {"policy": asdict(self.policy)}),
+            **({"choices": self._digests} if self.choices else {}),
         }
 
+    @property
+    def _digests(self) -> dict[str, str]:
+        return {name: choice.digest for name, choice in sorted(self.choices.items())}
+
     @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "MixturePlan":
-        """The plan with this `description`; raises ValueError if it is none."""
+    def from_description(
+        cls, description: Mapping[str, Any], choices: Mapping[str, ChosenRows] | None = None
+    ) -> "MixturePlan":
+        """The plan with this `description`.
+
+        Args:
+            choices: those of the run, which are too large for a description. None: the plan has the
+                counts of the described plan, and not its rows.
+
+        Raises:
+            ValueError: it is no description, or was made with other choices.
+        """
         try:
             ratios = {
                 name: {int(step): Fraction(share) for step, share in shares.items()}
                 for name, shares in description["ratios"].items()
             }
-            return cls(
+            digests = description.get("choices", {})
+            known = {name: choice for name, choice in (choices or {}).items() if name in digests}
+            plan = cls(
                 description["sizes"],
                 cast(Mapping[str, Ratio], ratios),
                 description["batch_size"],
                 description["seed"],
                 description["apportionment"],
                 description.get("parts", 0),
+                Policy(**description["policy"]) if "policy" in description else None,
+                known,
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not the description of a mixture plan: {error!r}") from error
+        if choices is not None and plan._digests != digests:
+            raise ValueError(
+                f"the plan drew rows by the profiles {digests}, and those of the run's files are "
+                f"{plan._digests}; put the profiles back that the run began with"
+            )
+        return plan
 
     def _fingerprint_of(self, shares: Shares) -> dict[str, Any]:
         own = shares is self._shares
@@ -457,11 +542,20 @@ class MixturePlan:
     def _follow(self, shares: Shares) -> None:
         """Draw by these shares."""
         self._shares = shares
-        self._dues = Dues(shares, self.batch_size)
-        self._turns = Turns(self._dues)
+        self._asked = Dues(shares, self.batch_size)
+        self._dues: Dues | Windows = self._asked
+        self._turns: Turns | Windows
+        if self.policy is None:
+            self._turns = Turns(self._asked)
+        else:
+            self.decisions = self.decisions or [first_decision(self.policy, self.asked(0))]
+            first = self._counts_of(self.decisions[0])
+            self._turns = self._dues = Windows(first, self.policy.window, self.batch_size)
+            for decision in self.decisions[1:]:
+                self._turns.append(self._counts_of(decision))
         most = shares.most(self.batch_size)
         self._orders = {
-            name: RowOrder(size, self._most_in_a_batch(most[name]), order_key(self.seed, name))
+            name: self._order_of(name, self._most_in_a_batch(most[name]))
             for name, size in self.sizes.items()
             if size
         }
@@ -469,6 +563,16 @@ class MixturePlan:
         self._coming: dict[str, tuple[int, NDArray[np.int64]]] = {}
         """Source -> (a draw, the rows from this draw on)."""
         self.__dict__.pop("_fingerprint", None)
+
+    def _order_of(self, name: str, most: int) -> RowOrder | MappedOrder:
+        key = order_key(self.seed, name)
+        if (choice := self.choices.get(name)) is None:
+            return RowOrder(self.sizes[name], most, key)
+        draws = 0
+        if (curriculum := choice.curriculum) is not None:
+            wholes, _ = self._asked.after(curriculum.steps * self.batch_size)
+            draws = int(wholes[self.sources.index(name)])
+        return choice.order(most, key, draws)
 
     def _shares_of(self, state: Mapping[str, Any]) -> Shares:
         """The shares that a state of this plan was drawn with; exact without `parts`.
@@ -483,12 +587,12 @@ class MixturePlan:
         _log.info("sources=%d state=1.0.0 shares=exact: this may take long", len(self.sources))
         return Shares(self._shares.ratios, self.batch_size, 0)
 
-    def _load_pin(self, pin: Any) -> None:
+    def _load_pin(self, order: Turns, pin: Any) -> None:
         """Take over the pin of a state; without it, the order is computed from its start."""
         own = dict(cast(Mapping[str, Any], pin)) if isinstance(pin, Mapping) else {}
         digest = own.pop("digest", None)
         if digest == _digest_of_pin(own, self._fingerprint):
-            self._turns.load_pin(own)
+            order.load_pin(own)
         else:
             _log.warning(
                 "pin=ignored: the checkpoint was written by another release or is damaged; the "
@@ -497,6 +601,8 @@ class MixturePlan:
 
     def _most_in_a_batch(self, quota: Fraction | float) -> int:
         """An upper bound of a source's prompts in one batch, for its largest quota."""
+        if self.policy is not None:
+            return self.batch_size
         if len(self._shares) == 1 and isinstance(quota, Fraction) and quota.denominator == 1:
             return int(quota)
         return min(self.batch_size, math.ceil(quota) + 1)

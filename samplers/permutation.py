@@ -115,20 +115,20 @@ class RowOrder:
 
     def _shuffle_blocks(self, which: int) -> NDArray[np.int64]:
         """A complete pass in blocks, which hold the same rows in every pass, in a new order."""
-        rows = np.argsort(_random_words(f"{self._key}", self.size), kind="stable")
+        rows = np.argsort(random_words(f"{self._key}", self.size), kind="stable")
         blocks = np.arange(self.size) // self._block
-        return rows[np.lexsort((_random_words(f"{self._key}/{which}", self.size), blocks))]
+        return rows[np.lexsort((random_words(f"{self._key}/{which}", self.size), blocks))]
 
     def _shuffle(self, which: int) -> NDArray[np.int64]:
         """A complete pass of a small source."""
-        return np.argsort(_random_words(f"{self._key}/{which}", self.size), kind="stable")
+        return np.argsort(random_words(f"{self._key}/{which}", self.size), kind="stable")
 
     def _permute(self, which: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """One pass's permutation of 0 .. size-1."""
         if self.size <= _STORED:
             return self._keep("whole", which, self._shuffle)[places]
         word = np.uint32 if self.size <= 2**31 else np.uint64
-        keys = _random_words(f"{self._key}/{which}", _ROUNDS).astype(word)
+        keys = random_words(f"{self._key}/{which}", _ROUNDS).astype(word)
         rows = self._encipher(places.astype(word), keys)
         outside = np.flatnonzero(rows >= self.size)
         while outside.size:
@@ -170,7 +170,7 @@ def _mix(values: NDArray[Any], key: Any, shift: Any) -> NDArray[Any]:
     return mixed
 
 
-def _random_words(text: str, count: int) -> NDArray[np.uint64]:
+def random_words(text: str, count: int) -> NDArray[np.uint64]:
     """(count,) 64-bit words that depend only on the text."""
     digest = hashlib.shake_128(text.encode()).digest(8 * count)
     return np.frombuffer(digest, dtype=np.uint64)
