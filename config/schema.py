@@ -130,6 +130,39 @@ class RewardTerms(Section):
     """Term against long responses."""
 
 
+class DifficultyConfig(Section):
+    """Which rows are drawn, by the pass rates of their profile (`verl-mixed profile`)."""
+
+    min: float = Field(default=0.0, ge=0, le=1)
+    """Rows with a lower pass rate are left out."""
+
+    max: float = Field(default=1.0, ge=0, le=1)
+    """Rows with a higher pass rate are left out."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min={self.min:g} is above max={self.max:g}")
+        return self
+
+
+class CurriculumConfig(Section):
+    """A window over pass rates, from which rows are drawn, that moves during training."""
+
+    start: float = Field(ge=0, le=1)
+    """Centre of the window at the start, a pass rate."""
+
+    end: float = Field(ge=0, le=1)
+    """Centre from `steps` on."""
+
+    width: float = Field(gt=0, le=1)
+    """Rows within half of it on both sides of the centre are drawn."""
+
+    steps: int = Field(ge=1)
+    """Trained steps until the centre is at `end`. They are counted in the prompts that the source
+    is due in them at the ratios of the start, so replaced prompts move the centre too."""
+
+
 _BRANCHES = ("<name>", "<template>", "<number>", "<schedule>")
 """Pydantic has them in an error's place, where they are no part of the path."""
 
@@ -149,6 +182,12 @@ class SourceConfig(Section):
 
     ratio: _NumberOrSchedule
     """Share of every batch, relative to the other sources; finite and >= 0; or a schedule."""
+
+    floor: float | None = Field(default=None, gt=0, lt=1)
+    """Smallest share that `mixed.controller` may give; None takes `mixed.control.floor`."""
+
+    ceiling: float | None = Field(default=None, gt=0, le=1)
+    """Largest share that `mixed.controller` may give; None takes `mixed.control.ceiling`."""
 
     agent: str | None = None
     """Agent loop for every row of this source; None takes the row's own `agent_name`."""
@@ -189,6 +228,12 @@ class SourceConfig(Section):
 
     val_files: list[str] = []
     """The same, for validation."""
+
+    difficulty: DifficultyConfig | None = None
+    """Draws only rows with these pass rates. Rows without a profile are left out."""
+
+    curriculum: CurriculumConfig | None = None
+    """Draws rows by a window over pass rates that moves. Rows without a profile are left out."""
 
     kind: str | None = None
     """Kind of the records in `files` and `val_files`, if they are not parquet rows: a kind of
@@ -399,6 +444,35 @@ class DriftConfig(Section):
     `mixed.max_probs_diff` stops the run. None: no warning."""
 
 
+class ControlConfig(Section):
+    """How `mixed.controller` decides shares, and how long its decisions hold."""
+
+    window: int = Field(default=4, ge=1)
+    """Trained steps between two decisions. `mixed.unit=trained_tokens` decides as often."""
+
+    floor: float = Field(default=0.05, gt=0, lt=1)
+    """Smallest share of a source."""
+
+    ceiling: float = Field(default=0.9, gt=0, le=1)
+    """Largest share of a source."""
+
+    max_change: float = Field(default=0.1, gt=0, le=1)
+    """Largest change of a share from one window to the next."""
+
+    smoothing: float = Field(default=0.5, gt=0, le=1)
+    """Weight of the newest window in smoothed advantages and pass rates."""
+
+    temperature: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """`progress`: a difference of so much in the smoothed mean absolute advantage makes a source's
+    weight e times as large (SEC's tau)."""
+
+    speed: float = Field(default=4.0, gt=0, allow_inf_nan=False)
+    """`worst`: factor of a window's change of the logarithms of weights."""
+
+    emphasis: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    """`worst`: how much a low pass rate counts beside slow progress (MT-GRPO's lambda)."""
+
+
 class MixedConfig(Section):
     """The `mixed:` subtree."""
 
@@ -417,6 +491,19 @@ class MixedConfig(Section):
 
     apportionment: Literal["carry", "fixed"] = "carry"
     """carry: remainders are carried to the next batch. fixed: every batch has the same counts."""
+
+    unit: Literal["prompts", "trajectories", "trained_tokens"] = "prompts"
+    """What the ratios count. trajectories: at the same ratio, a source with `rollout_n: 16` has
+    half the prompts of one with 8. trained_tokens: tokens with mask 1; prompts are whole, and what
+    a window of steps had too much or too little is made up for in the next ones."""
+
+    controller: Literal["off", "progress", "worst"] = "off"
+    """Who decides the shares. off: the ratios. progress: sources with larger advantages get more
+    (SEC, arXiv 2505.14970). worst: sources with a low pass rate that grows slowly get more
+    (MT-GRPO, arXiv 2602.05547). The ratios are then the shares of the first window."""
+
+    control: ControlConfig = ControlConfig()
+    """Bounds and settings of the controller."""
 
     seed: int = 0
     """Seed of the order of prompts. It does not seed the model."""
@@ -502,6 +589,11 @@ class MixedConfig(Section):
 
     rate_limit: RateLimitConfig = RateLimitConfig()
     """How the limit of tool calls is enforced and shared."""
+
+    @field_validator("controller", mode="before")
+    @classmethod
+    def _yaml_reads_off_as_false(cls, value: Any) -> Any:
+        return "off" if value is False else value
 
     @field_validator("sources")
     @classmethod

@@ -53,7 +53,8 @@ from agent_loop.training.trained_batch import copy_of, parts, read_token_sums, r
 from agent_loop.training.trainer_state import Prepared, TrainerState
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.record import joined
-from samplers.ledger import LedgerEntry, Outcome
+from samplers.decisions import MILLION
+from samplers.ledger import Decision, LedgerEntry, Outcome
 from samplers.uid import prompt_of
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Accounts(TrainerState):
         if of.sent:
             decode, step = self.tokenizer.decode, self.global_steps
             log_table(trajectory_rows(of.sent, of.tokens, of.advantages, decode, step=step), step)
-        entries = self._write_ledger(self._trajectories)
+        entries = self._write_ledger(self._trajectories, of.advantages)
         metrics.update(of.metrics)
         if (late := late_loops(metrics.get("mixed/loop_lag_s/p99"))) is not None:
             logger.warning("step=%d %s", self.global_steps, late)
@@ -224,18 +225,50 @@ class Accounts(TrainerState):
         is_sent = "wandb" in trainer.logger and (is_due or step in (1, self.total_training_steps))
         return shown(trajectories) if is_sent else []
 
-    def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> list[LedgerEntry]:
+    def _write_ledger(
+        self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]
+    ) -> list[LedgerEntry]:
         groups = groups_of(sessions_of(trajectories))
         given_up = dict(self.replay_buffer.take_given_up())
         if self.global_steps >= self.total_training_steps:
             given_up |= dict.fromkeys(_prompts_under_way(), "unfinished")
-        entries = [self._entry(uid, "trained", group) for uid, group in groups.items()]
-        entries += [self._entry(uid, why, []) for uid, why in given_up.items()]
+        entries = [self._entry(uid, "trained", group, advantages) for uid, group in groups.items()]
+        entries += [self._entry(uid, why, [], {}) for uid, why in given_up.items()]
         entries.sort(key=lambda entry: (entry.source, entry.draw))
-        self.ledger.append_step(self.global_steps, entries, self.plan.drawn)
+        decision = self._decision(entries)
+        self.ledger.append_step(self.global_steps, entries, self.plan.drawn, decision)
         return entries
 
-    def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
+    def _decision(self, entries: list[LedgerEntry]) -> Decision | None:
+        """The decision for the next window, if a window ends with this step."""
+        if self.plan.policy is None:
+            return None
+        self._window.extend(entries)
+        if self.global_steps % self.plan.policy.window:
+            return None
+        decision, self._window = self.plan.decide(self._window), []
+        for source in decision.held:
+            logger.warning(
+                "step=%d source=%s held at its floor: none of its %d prompts had trajectories with "
+                "different rewards; correct its reward or its rows",
+                *(self.global_steps, source, decision.inputs[source]["seen"]),
+            )
+        logger.info(
+            "step=%d decision for steps %d to %d: %s",
+            self.global_steps,
+            decision.from_step,
+            decision.from_step + self.plan.policy.window - 1,
+            " ".join(f"{name}={share / MILLION:.3f}" for name, share in decision.shares.items()),
+        )
+        return decision
+
+    def _entry(
+        self,
+        uid: str,
+        outcome: Outcome,
+        group: list[TrainedTrajectory],
+        advantages: Mapping[str, float | None],
+    ) -> LedgerEntry:
         source, draw = prompt_of(uid)
         row = int(self.plan.rows(source, [draw])[0])
         if group:
@@ -244,6 +277,7 @@ class Accounts(TrainerState):
             stored = self.train_dataset.dataframe[int(self._index[source][row])]
             row_id = stored["extra_info"]["row_id"]
         judged = [t.reward for t in group if t.is_judged]
+        trained = [abs(own) for t in group if (own := advantages.get(t.key)) is not None]
         return LedgerEntry(
             step=self.global_steps,
             source=source,
@@ -253,6 +287,10 @@ class Accounts(TrainerState):
             outcome=outcome,
             trajectories=len(group),
             reward_mean=float(np.mean(judged)) if judged else None,
+            judged=len(judged),
+            solved=sum(t.acc >= 1 for t in group if t.is_judged),
+            advantage=float(np.mean(trained)) if trained else None,
+            tokens=sum(t.trained_tokens for t in group) if group else None,
         )
 
     def _compute_metrics(

@@ -30,6 +30,7 @@ from agent_loop.training.run_folder import (
     write_text,
 )
 from agent_loop.training.trainer_state import TrainerState
+from samplers.ledger import LedgerEntry, read_ledger
 from samplers.uid import group_of, prompt_of
 
 KL_FILE = "kl_coefficient.txt"
@@ -92,6 +93,10 @@ class Checkpoints(TrainerState):
             _write_tracker(checkpoints, step)
         self.ledger.rewind(step)
         self.ledger.begin(self.plan.description())
+        if self.plan.policy is not None:
+            started = step - step % self.plan.policy.window
+            lines = read_ledger(self.ledger.path)
+            self._window = [e for e in lines if isinstance(e, LedgerEntry) and e.step > started]
         self._clear_restored_rows()
         line = folder / "metrics.jsonl"
         checkpointed = json.loads(line.read_text(encoding="utf-8")) if line.exists() else None

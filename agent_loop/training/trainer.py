@@ -47,7 +47,8 @@ from config.agents import BLOCKS, with_blocks
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger
 from samplers.mixed_sampler import PlanStream, rows_by_source
-from samplers.mixture_plan import MixturePlan
+from samplers.planned import plan_for
+from samplers.profiles import choices_for
 from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync, Mixture
 from samplers.uid import make_uid
 
@@ -76,7 +77,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self._writer = FileWriter()
         if self.mixed.wandb_artifacts:
             self._artifacts = Artifacts(self.mixed.experiment)
-        self._miscounted = Counter()
+        self._miscounted, self._window = Counter(), []
         self._step_metrics = {}
         self._exposition = Exposition(self.mixed.experiment, self.mixed.ratios)
         self._stop_file = run_dir / STOP_FILE
@@ -104,12 +105,18 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         dataset: Any = self.train_dataset  # MixedRLHFDataset
         self.val_dataset.is_validation = True
         index = rows_by_source(dataset.dataframe.with_format("arrow")["data_source"][:])
-        self.plan = MixturePlan(
-            sizes={name: len(rows) for name, rows in index.items() if name in self.mixed.ratios},
-            ratios=self.mixed.ratios,
-            batch_size=self.config.data.train_batch_size,
-            seed=self.mixed.seed,
-            apportionment=self.mixed.apportionment,
+        is_new = self.config.trainer.resume_mode == "disable" or not self.ledger.last_step
+        self.plan = plan_for(
+            self.mixed,
+            {name: len(rows) for name, rows in index.items()},
+            self.config.data.train_batch_size,
+            self.config.actor_rollout_ref.rollout.n,
+            choices_for(
+                self.mixed.sources,
+                list(self.config.data.train_files),
+                self.mixed.run_dir,
+                is_new=is_new,
+            ),
         )
         self._index = index
         self.stream = PlanStream(

@@ -15,7 +15,7 @@ from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.run_folder import MetricsFile
 from config.schema import MixedConfig
-from samplers.ledger import Ledger
+from samplers.ledger import Ledger, LedgerEntry
 from samplers.mixture_plan import MixturePlan
 from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync
 
@@ -107,6 +107,9 @@ class TrainerState:
 
     _rows_per_update: int
     """Rows of one optimizer update, padding included, over all ranks."""
+
+    _window: list[LedgerEntry]
+    """The ledger's lines of the window of steps that is being trained, if shares are decided."""
 
     _miscounted: Counter[str]
     """Source -> prompts trained more than planned, over all steps of this process."""

@@ -39,12 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan, and the difference to another if one is named."""
     from config.lookup import files_at
     from config.schema import ConfigError
+    from samplers.ledger import read_ledger
     from verl_mixed.checks.preflight import mixture_problems
     from verl_mixed.launch.plan import make_plan
     from verl_mixed.run.audit import rows_of
     from verl_mixed.views.plan.diff import compare, other_report
     from verl_mixed.views.plan.report import make_report
-    from verl_mixed.views.plan.text import as_json, describe, describe_diff
+    from verl_mixed.views.plan.text import as_json, describe, describe_decisions, describe_diff
 
     plan = make_plan(config_overrides(arguments), os.environ)
     unknown = None if plan.has_rows() else "; ".join(plan.still_to_make())
@@ -65,5 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{plan.length}\n")
     print("\n".join(describe(report)))
     if diff is not None:
-        print("\n".join(["", *describe_diff(diff)]))
+        ledger = read_ledger(Path(diff.name).with_name("ledger.jsonl"))
+        print("\n".join(["", *describe_diff(diff), *describe_decisions(ledger)]))
     return GOOD

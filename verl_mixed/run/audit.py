@@ -1,11 +1,10 @@
 """Audit a run from its files: the ledger against the plan, every mask bit against the engine."""
 
-from collections import Counter, defaultdict
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
-
-import pyarrow.parquet as pq
 
 from agent_loop.metrics.mask_audit import MaskReport, audit_masks
 from agent_loop.training.run_folder import read_metrics
@@ -14,6 +13,8 @@ from config.schema import MixedConfig, load_section
 from samplers.audit import AuditReport, audit
 from samplers.ledger import LedgerEntry, Line, Outcome, read_ledger
 from samplers.mixture_plan import MixturePlan
+from samplers.planned import plan_for
+from samplers.profiles import choices_for, row_ids_of
 from samplers.rows.schema import read_sources
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import passed_over_words, printable, retention_words
@@ -31,15 +32,15 @@ def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -
         ValueError: the files cannot be read, or the mixture is impossible.
     """
     mixed = load_section(MixedConfig, at(config, "mixed", {}), "mixed")
+    files = files_at(config, "data.train_files")
     if sizes is None:
-        sizes = rows_of(files_at(config, "data.train_files"))
-    return MixturePlan(
-        sizes={name: rows for name, rows in sizes.items() if name in mixed.ratios},
-        ratios=mixed.ratios,
-        batch_size=at(config, "data.train_batch_size"),
-        seed=mixed.seed,
-        apportionment=mixed.apportionment,
+        sizes = rows_of(files)
+    are_there = all(sizes.values()) and all(os.path.exists(file) for file in files)
+    choices = choices_for(mixed.sources, files, mixed.run_dir) if are_there else {}
+    batch_size, rollout_n = (
+        at(config, key) for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n")
     )
+    return plan_for(mixed, sizes, batch_size, rollout_n, choices)
 
 
 def rows_of(files: Sequence[str]) -> dict[str, int]:
@@ -48,17 +49,6 @@ def rows_of(files: Sequence[str]) -> dict[str, int]:
     for file in read_sources(files):
         rows.update(file.rows_by_source)
     return dict(rows)
-
-
-def row_ids_of(files: Sequence[str]) -> dict[str, list[str]]:
-    """source -> row ids of its rows, in the order of the files."""
-    ids: defaultdict[str, list[str]] = defaultdict(list)
-    for path in files:
-        table = pq.read_table(path, columns=["data_source", "extra_info"])
-        names = table["extra_info"].combine_chunks().field("row_id").to_pylist()
-        for source, name in zip(table["data_source"].to_pylist(), names, strict=True):
-            ids[source].append(name)
-    return dict(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

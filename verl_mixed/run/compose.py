@@ -5,6 +5,7 @@ value are reported here; values are checked by `config.schema` and `verl_mixed.c
 """
 
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -20,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from config.lookup import at, flatten
-from config.schema import TOOL_CONFIG, ConfigError
+from config.schema import TOOL_CONFIG, ConfigError, SourceConfig
 from samplers.disk import BrokenFile
 from verl_mixed.run.override import readable
 from verl_mixed.run.settings import VARIABLES, override_key
@@ -166,6 +167,9 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
     return config, choices
 
 
+_of_a_source = re.compile(r"mixed\.sources\.[^.]+\.(\w+)")
+
+
 def _unknown_keys(overrides: Sequence[str]) -> list[str]:
     """A sentence for each `key=value` whose key no part of the shipped config has."""
     known = [*flatten(without_profile("dp")), *VARIABLES]
@@ -174,6 +178,9 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
         key = override.partition("=")[0]
         below = [name for name in known if name.startswith(f"{key}.")]
         if key != override_key(override) or key in known or below or is_group(key):
+            continue
+        if (found := _of_a_source.match(key)) and found[1] in SourceConfig.model_fields:
+            problems.append(f"{override}: no config file sets this key yet; write +{override}")
             continue
         near = nearest_key(key, known)
         hint = f"did you mean {near}? " if near else ""

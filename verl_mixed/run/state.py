@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from agent_loop.training.run_folder import STOP_FILE, read_metrics, tracked_step, whole_checkpoint
 from config.lookup import flatten
+from config.schema import ControlConfig
 from samplers.disk import naming
 
 HARMLESS = (
@@ -46,7 +47,12 @@ OF_THE_MIXTURE = (
 )
 """Keys that may change too if `mixed.on_change=continue`."""
 
-ABSENT = {"mixed.on_truncated": "train", "mixed.lead": "auto"}
+ABSENT = {
+    "mixed.on_truncated": "train",
+    "mixed.lead": "auto",
+    "mixed.unit": "prompts",
+    "mixed.controller": "off",
+} | flatten({"mixed": {"control": ControlConfig().model_dump()}})
 """Keys that are newer than some runs -> the value that such a run was trained with."""
 
 _harmless = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS))

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from agent_loop.rewards import REWARDS, Reward, default_reward, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
+from samplers.profiles import choices_for, draws_by_profile, read_profile, row_ids_of
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
 from samplers.rows.sources import seeds
 from verl_mixed.checks.config.modes import truncation_problem
@@ -152,6 +153,10 @@ def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
     rewards = _rewards_of(config)
     for path in dict.fromkeys([*train, *validation]):
         yield from _cell_problems(config, rewards, path)
+    try:
+        choices_for(sound_sources(config), train, str(at(config, "mixed.run_dir")))
+    except ValueError as error:
+        yield str(error)
     once = list(dict.fromkeys(map(os.path.abspath, validation)))
     yield from (f"data.val_files: {problem}" for problem in row_id_problems(once))
     if not _is_toy(train):
@@ -164,6 +169,30 @@ def row_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
         for words in _leaked_rows(config, *_sound_rows(config)):
             what, _, remedy = words.rpartition("; ")
             yield warning("data", what, remedy)
+    yield from _unprofiled(config)
+
+
+def _unprofiled(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Rows that are not drawn because they have no profile."""
+    train, _ = _sound_rows(config)
+    wanted = {
+        name
+        for name, source in sound_sources(config).items()
+        if source.takes_part and draws_by_profile(source)
+    }
+    if not wanted:
+        return
+    with suppress(ValueError):  # the check of rows reports it
+        known = {row_id for path in train for row_id in read_profile(path)}
+        for name, ids in row_ids_of(train).items():
+            lacking = sum(row_id not in known for row_id in ids)
+            if name in wanted and 0 < lacking < len(ids):
+                yield warning(
+                    "data",
+                    f"source={name}: {lacking} of {len(ids)} rows have no profile and are not "
+                    "drawn",
+                    "run `verl-mixed profile`, which tries them",
+                )
 
 
 def _is_toy(train: Sequence[str]) -> bool:

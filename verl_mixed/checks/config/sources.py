@@ -1,6 +1,7 @@
 """Settings of sources that contradict one another, or that verl's engines could not keep."""
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from agent_loop.rewards import default_reward, reward_for
@@ -8,8 +9,12 @@ from agent_loop.rewards.terms import free_length
 from agent_loop.tools.limiter import rate_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
+from samplers.apportionment import exact_shares
+from samplers.decisions import MILLION
 from samplers.mixture_plan import MAX_STEP
+from samplers.planned import policy_of
 from samplers.shares import steps_without_ratio
+from verl_mixed.checks.config.algorithm import is_count
 from verl_mixed.run.sections import named_sources, section_of, sound_sources, where_agents_are
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -22,6 +27,7 @@ def source_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[
         *_limit_problems(config),
         *_choice_problems(config, agents),
         *_schedule_problems(config),
+        *_controller_problems(config),
         *_engine_problems(config),
         *_staleness_problems(config),
     ]
@@ -112,6 +118,78 @@ def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"every ratio is 0 after {step} steps ({', '.join(schedules)}): a batch needs a "
             "source; give at least one a ratio above 0 there (mixed.sources.<name>.ratio)"
         )
+
+
+def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Bounds of decided shares that cannot be kept, and settings that contradict decisions."""
+    mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
+    batch_size = at(config, "data.train_batch_size")
+    if mixed is None or not is_count(batch_size):
+        return  # the checks of section and of numbers report it
+    if mixed.controller == "off":
+        for name, source in mixed.sources.items():
+            for key in ("floor", "ceiling"):
+                if getattr(source, key) is not None:
+                    yield (
+                        f"mixed.sources.{name}.{key}={getattr(source, key)}: mixed.controller=off "
+                        "changes no share; leave it out, or set mixed.controller to progress or "
+                        "worst"
+                    )
+    policy = policy_of(mixed, dict.fromkeys(mixed.ratios, 1), batch_size)
+    if policy is None:
+        return
+    who = (
+        f"mixed.unit={mixed.unit}" if policy.rule == "fixed" else f"mixed.controller={policy.rule}"
+    )
+    if mixed.apportionment == "fixed":
+        yield (
+            f"mixed.apportionment=fixed with {who}: the shares change from window to window; set "
+            "it to carry"
+        )
+    if mixed.on_change == "continue":
+        yield (
+            f"mixed.on_change=continue with {who}: decisions hold for one mixture; start a new run "
+            "for another one"
+        )
+    if policy.rule == "fixed":
+        return
+    if len(mixed.ratios) < 2:
+        yield f"{who}: with one source there is nothing to decide; set mixed.controller=off"
+        return
+    for name in mixed.ratios:
+        if len(mixed.sources[name].schedule) > 1:
+            yield (
+                f"mixed.sources.{name}.ratio is a schedule, and {who} decides the shares; give one "
+                "ratio, that of the start, or set mixed.controller=off"
+            )
+            return
+    for words, bounds, holds in (
+        ("floors", policy.floors, sum(policy.floors.values()) <= MILLION),
+        ("ceilings", policy.ceilings, sum(policy.ceilings.values()) >= MILLION),
+    ):
+        if not holds:
+            total = sum(bounds.values()) / MILLION
+            yield (
+                f"the {words} of {', '.join(bounds)} sum to {total:g}, so no shares keep them "
+                f"(mixed.control.{words[:-1]}, mixed.sources.<name>.{words[:-1]})"
+            )
+    starts = exact_shares(
+        {name: own.schedule[0] for name, own in mixed.sources.items() if own.takes_part}
+    )
+    prompts = policy.window * policy.batch_size
+    for name, start in starts.items():
+        low, high = (Fraction(own[name], MILLION) for own in (policy.floors, policy.ceilings))
+        if not low <= start <= high:
+            yield (
+                f"mixed.sources.{name} starts with a share of {float(start):.3g}, and its floor is "
+                f"{float(low):g}, its ceiling {float(high):g}; change its ratio, floor or ceiling"
+            )
+        if low * prompts < 1:
+            yield (
+                f"mixed.sources.{name}: its floor of {float(low):g} is {float(low * prompts):.2g} "
+                f"prompts of a window of {policy.window} steps with {batch_size} prompts; raise "
+                "its floor or mixed.control.window until it is 1"
+            )
 
 
 def _engine_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -56,6 +56,7 @@ CACHE = "a cache of tool results"
 SHARED_FILE = "a run with a rate_limit_file"
 OWN_SERVER = "the run's own tool server"
 TO_WANDB = "a run that logs to wandb"
+DECIDED = "a run that decides its shares (mixed.controller, mixed.unit=trained_tokens)"
 STOPPING = "a run with an infra_error_limit below 1"
 REFERENCE = "a reference model"
 KL_LOSS = "a KL loss"
@@ -223,6 +224,17 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{TOOL_CONFIG}.cache.ttl_s", CACHE),
     Reader(f"{TOOL_CONFIG}.deterministic_code", CACHE),
     Reader("mixed.tool_server", OWN_SERVER),
+    # decided shares
+    Reader("mixed.control.window", DECIDED),
+    *(
+        Reader(f"mixed.control.{name}", "mixed.controller", rules)
+        for names, rules in (
+            (("floor", "ceiling", "max_change", "smoothing"), ("progress", "worst")),
+            (("temperature",), ("progress",)),
+            (("speed", "emphasis"), ("worst",)),
+        )
+        for name in names
+    ),
     # alarms
     Reader("mixed.infra_error_window", STOPPING),
     Reader("mixed.wandb_artifacts", TO_WANDB),
@@ -428,6 +440,13 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
     TO_WANDB: (
         lambda config: "wandb" in _texts(at(config, "trainer.logger")),
         "set trainer.logger=[console,tensorboard,wandb]",
+    ),
+    DECIDED: (
+        lambda config: (
+            at(config, "mixed.controller") in ("progress", "worst")
+            or at(config, "mixed.unit") == "trained_tokens"
+        ),
+        "set mixed.controller=progress",
     ),
     STOPPING: (
         lambda config: at(config, "mixed.infra_error_limit") != 1,
