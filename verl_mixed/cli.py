@@ -21,7 +21,7 @@ from verl_mixed.run.text import os_error_words, print_error
 OVERVIEW = """\
 Train one policy on several agentic sources at once, in exact ratios.
 
-  before a run   prepare, check, plan, tools, doctor
+  before a run   prepare, profile, check, plan, tools, doctor
   during a run   train, watch, stop, serve-tools, limiter
   after a run    report, evaluate, export, view, audit, diagnose"""
 
@@ -35,6 +35,7 @@ COMMANDS = {
     "check": "print the resolved config, the first prompt of each source, and every problem",
     "plan": "print what the mixture will do: batches, passes, tool calls",
     "prepare": "write the parquet files of a source",
+    "profile": "write how often each training row is solved, by a run's ledger or by a model",
     "serve-tools": "run the tool server until it is stopped",
     "audit": "prove ratios, accounts and masks of a run from its files",
     "evaluate": "run the validation rows with the weights of a checkpoint, a model or a server",

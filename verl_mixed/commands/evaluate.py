@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from verl_mixed.run.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from verl_mixed.launch.evaluation import Target
     from verl_mixed.run.evaluations import Evaluation
 
 HELP = Help(
@@ -58,6 +59,20 @@ WIDTH = 160
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
+    add_weights(parser)
+    ks = "print pass@K too (default 1 and the number of samples)"
+    parser.add_argument("--pass-at", metavar="K", nargs="+", type=at_least_one, help=ks)
+    add_rows(parser, "trajectories of each row (default rollout.val_kwargs.n)")
+    parser.set_defaults(of_training=False)
+    add_option(parser, "--json", "FILE", "write the results as JSON", Path)
+    add_option(parser, "--csv", "FILE", "write the results as CSV", Path)
+    two = "start nothing; print which rows changed from A to B: RUN@STEP, a folder of evaluations/ "
+    two += "or a file validation/<step>.jsonl"
+    parser.add_argument("--compare", metavar=("A", "B"), nargs=2, help=two)
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which weights try the rows."""
     steps = "steps of checkpoints of RUN; 0 is the model it began with"
     parser.add_argument("--step", metavar="N", nargs="+", type=_step, default=[], help=steps)
     config = "take the config of this run, with MODEL or --base-url"
@@ -66,23 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--model", "NAME", "name of the model at --base-url (default its only one)")
     folder = "folder or name of the model at --base-url, for tokenizer and chat template (default "
     add_option(parser, "--tokenizer", "MODEL", folder + "the config's model)")
-    samples = "trajectories of each row (default rollout.val_kwargs.n)"
+    label = "name of the evaluation's folder (default step_<N>, or the model's name)"
+    add_option(parser, "--label", "NAME", label)
+    add_flag(parser, "--retry-lost", "run trajectories again that a fault or a deadline ended")
+
+
+def add_rows(parser: argparse.ArgumentParser, samples: str) -> None:
+    """Add the arguments that say which rows are tried, and how often."""
     add_option(parser, "--samples", "N", samples, at_least_one)
-    ks = "print pass@K too (default 1 and the number of samples)"
-    parser.add_argument("--pass-at", metavar="K", nargs="+", type=at_least_one, help=ks)
     sources = "only these sources"
     parser.add_argument("--source", metavar="NAME", nargs="+", default=[], help=sources)
     add_option(parser, "--limit", "N", "only the first N rows of each source", at_least_one)
     drawn = "only N rows of each source, drawn by mixed.seed, the same each time"
     add_option(parser, "--sample", "N", drawn, at_least_one)
-    label = "name of the evaluation's folder (default step_<N>, or the model's name)"
-    add_option(parser, "--label", "NAME", label)
-    add_flag(parser, "--retry-lost", "run trajectories again that a fault or a deadline ended")
-    add_option(parser, "--json", "FILE", "write the results as JSON", Path)
-    add_option(parser, "--csv", "FILE", "write the results as CSV", Path)
-    two = "start nothing; print which rows changed from A to B: RUN@STEP, a folder of evaluations/ "
-    two += "or a file validation/<step>.jsonl"
-    parser.add_argument("--compare", metavar=("A", "B"), nargs=2, help=two)
 
 
 def _step(text: str) -> int:
@@ -99,19 +110,38 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         return _compare(arguments, console)
 
+    done = evaluated(arguments, names_in(arguments), partial(_say, console))
+    if isinstance(done, int):
+        return done
+    _show(arguments, console, *done)
+    return verdict(*done, partial(_say, console))
+
+
+def names_in(arguments: argparse.Namespace) -> list[str]:
+    """Take RUN or MODEL out of the overrides."""
+    words = [word for word in arguments.overrides if "=" not in word and word[:1] != "~"]
+    names = [word for word in words if not word.endswith((".yaml", ".yml"))]
+    arguments.overrides = [word for word in arguments.overrides if word not in names]
+    return names
+
+
+def evaluated(
+    arguments: argparse.Namespace, names: Sequence[str], say: Callable[[str], None]
+) -> tuple[list["Evaluation"], list["Target"]] | int:
+    """What the arguments of `add_weights` and `add_rows` ask for, or the exit code of a failure.
+
+    Args:
+        names: RUN or MODEL, if one is given.
+    """
     from config.schema import ConfigError
     from verl_mixed.commands.evaluate_targets import targets_of
     from verl_mixed.launch.evaluation import evaluate
     from verl_mixed.launch.failure import RunFailed
     from verl_mixed.run.state import RunHeld
 
-    words = [word for word in arguments.overrides if "=" not in word and word[:1] != "~"]
-    names = [word for word in words if not word.endswith((".yaml", ".yml"))]
-    arguments.overrides = [word for word in arguments.overrides if word not in names]
-    say = partial(_say, console)
     try:
         targets = targets_of(arguments, names, config_overrides(arguments), os.environ, say)
-        done = evaluate(targets, os.environ, say, retry_lost=arguments.retry_lost)
+        return evaluate(targets, os.environ, say, retry_lost=arguments.retry_lost), targets
     except ConfigError as error:
         say(f"cannot evaluate, {len(error.problems)} problem{'s' * (len(error.problems) > 1)}:")
         for problem in error.problems:
@@ -126,8 +156,6 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         say("\ninterrupted; the same command goes on")
         return INTERRUPTED
-    _show(arguments, console, done, targets[0].ks)
-    return _verdict(done, targets[0].infra_error_limit, say)
 
 
 def _say(console: "Console", text: str) -> None:
@@ -141,11 +169,11 @@ def _show(
     arguments: argparse.Namespace,
     console: "Console",
     done: Sequence["Evaluation"],
-    ks: Sequence[int],
+    targets: Sequence["Target"],
 ) -> None:
     from verl_mixed.views import evaluation as view
 
-    summaries = [view.summary_of(one, ks) for one in done]
+    summaries = [view.summary_of(one, targets[0].ks) for one in done]
     console.print(view.results_table(summaries))
     differences = view.compared(done)
     if differences:
@@ -158,9 +186,11 @@ def _show(
         view.write_csv(summaries, arguments.csv)
 
 
-def _verdict(done: Sequence["Evaluation"], limit: float, say: Any) -> int:
+def verdict(
+    done: Sequence["Evaluation"], targets: Sequence["Target"], say: Callable[[str], None]
+) -> int:
     """Exit code 1 if a source lost too many trajectories for its numbers to count."""
-    code = GOOD
+    code, limit = GOOD, targets[0].infra_error_limit
     for one in done:
         for source in sorted({record.source for record in one.records}):
             own = [record for record in one.records if record.source == source]

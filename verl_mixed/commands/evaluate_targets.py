@@ -265,8 +265,10 @@ def _target(
     base_url: str = "",
     name: str = "",
 ) -> Target:
+    label = f"profile_{label}" if arguments.of_training else label
     folder = RunFolder(evaluations_of(run.path) / label)
-    samples = arguments.samples or int(at(plan.config, "actor_rollout_ref.rollout.val_kwargs.n"))
+    usual = "n" if arguments.of_training else "val_kwargs.n"
+    samples = arguments.samples or int(at(plan.config, f"actor_rollout_ref.rollout.{usual}"))
     ks = tuple(sorted({1, *(arguments.pass_at or [samples])}))
     if ks[-1] > samples:
         raise ValueError(
@@ -280,6 +282,8 @@ def _target(
     config = evaluation_config(
         plan.config, folder=folder, model=model, is_exported=is_exported, base_url=base_url
     )
+    if arguments.of_training:
+        config["data"] |= {"val_files": config["data"]["train_files"], "val_max_samples": -1}
     selection = Selection(
         samples=samples,
         sources=tuple(sorted(arguments.source)),

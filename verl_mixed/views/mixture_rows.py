@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from samplers.ledger import LedgerEntry, PlanStart, StepEnd
+from samplers.audit import plans_in
+from samplers.ledger import LedgerEntry, StepEnd
 from samplers.ledger import Line as LedgerLine
-from samplers.mixture_plan import MixturePlan
 from verl_mixed.views.progress import Line, series, sources_of
 from verl_mixed.views.summary import trained
 
@@ -73,15 +73,12 @@ def _ledger_rows(
 ) -> list[RatioRow]:
     """Rows of the steps whose end is in the ledger."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    plans: list[tuple[int, MixturePlan]] = []
+    plans = plans_in(ledger)
     ended: list[int] = []
     for line in ledger:
-        if isinstance(line, PlanStart):
-            plans = [known for known in plans if known[0] < line.from_step]
-            plans.append((line.from_step, MixturePlan.from_description(line.plan)))
-        elif isinstance(line, StepEnd):
+        if isinstance(line, StepEnd):
             ended.append(line.step)
-        elif line.outcome == "trained":
+        elif isinstance(line, LedgerEntry) and line.outcome == "trained":
             counts[line.step][line.source] += 1
     if not plans:
         return []

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from samplers.ledger import Line
+from verl_mixed.views.decisions import decided, sentences, table_of
 from verl_mixed.views.plan.diff import PlanDiff
 from verl_mixed.views.plan.report import PlanReport, SourcePlan
 
@@ -47,8 +49,17 @@ def describe(report: PlanReport) -> list[str]:
     rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS.items()]
     if report.rows_unknown is None:
         rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS_OF_ROWS.items()]
+    policy = report.fingerprint.get("policy")
+    decided_later = (
+        [
+            f"shares are decided every {policy['window']} steps; the numbers of the run are those "
+            "of the first window"
+        ]
+        if policy
+        else []
+    )
     left_out = [f"left out (ratio 0): {', '.join(report.left_out)}"] if report.left_out else []
-    return [*_table(rows), *_passes(report), *left_out, *_tool_calls(report)]
+    return [*_table(rows), *decided_later, *_passes(report), *left_out, *_tool_calls(report)]
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -137,6 +148,16 @@ def describe_diff(diff: PlanDiff) -> list[str]:
     if diff.other.rows_unknown:
         lines += [f"the rows of the other plan are unknown: {diff.other.rows_unknown}"]
     return [*lines, _verdict(diff)]
+
+
+def describe_decisions(ledger: Sequence[Line]) -> list[str]:
+    """What the controller of the other run decided, from its ledger; nothing without one."""
+    own = decided(ledger)
+    if own is None:
+        return []
+    head, rows = table_of(own)
+    title = f"decided by {own.rule}: share of {own.unit}, and prompts of the window"
+    return ["", title, *_table([head, *rows]), *sentences(own)]
 
 
 def _count_in(batch: int) -> Cell:

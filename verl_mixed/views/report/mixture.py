@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import chain
 
+from samplers.decisions import MILLION
+from verl_mixed.views.decisions import UNITS, decided, sentences, table_of, trained_in_units
 from verl_mixed.views.mixture_rows import RatioRow, evictions, missing_steps
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.panels import NOTHING_YET, Section, Table, by_source, colored, drawn
@@ -33,7 +35,9 @@ def mixture(run: Run) -> Section:
             Panel(title="Prompts trained per step", curves=colored(counts)),
             Panel(title="Off the plan, prompts (largest of any source)", curves=errors, ceiling=1),
         ),
-        tables=[_totals(rows, names), _each_step(rows, names)] if rows else (),
+        tables=[_totals(rows, names), *_in_units(run, names), _each_step(rows, names)]
+        if rows
+        else (),
         notes=(mixture_verdict(run),),
         missing=mixture_verdict(run),
     )
@@ -84,6 +88,42 @@ def _totals(rows: Sequence[RatioRow], names: Sequence[str]) -> Table:
     body.append(["prompts trained", *trained.values()])
     body.append(["share", *(f"{count / max(1, everything):.2%}" for count in trained.values())])
     return Table(head=("", *names), rows=body)
+
+
+def _in_units(run: Run, names: Sequence[str]) -> list[Table]:
+    """The share of each source in prompts, trajectories and trained tokens."""
+    found = trained_in_units(run.ledger)
+    if len(found) < 2:
+        return []
+    body = [
+        [UNITS[unit], *(f"{own.get(name, 0) / sum(own.values()):.2%}" for name in names)]
+        for unit, own in found.items()
+    ]
+    return [Table(head=("share of trained", *names), rows=body)]
+
+
+def decisions(run: Run) -> Section:
+    """What a controller decided; empty without one."""
+    own = decided(run.ledger)
+    if own is None or not run.ledger:
+        return Section(title="Decided shares", missing="No controller: the shares are the ratios.")
+    curves = {
+        source: [
+            (step, decision.shares[source] / MILLION)
+            for decision in own.decisions
+            for step in (decision.from_step, decision.from_step + own.window - 1)
+        ]
+        for source in sorted(own.decisions[0].shares)
+    }
+    head, rows = table_of(own)
+    return Section(
+        title="Decided shares",
+        panels=drawn(
+            Panel(title=f"Share of {own.unit}, decided by {own.rule}", curves=colored(curves))
+        ),
+        tables=[Table(head=head, rows=rows, folded="Each decision, with what it saw")],
+        notes=sentences(own),
+    )
 
 
 def _each_step(rows: Sequence[RatioRow], names: Sequence[str]) -> Table:
