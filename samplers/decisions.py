@@ -86,7 +86,10 @@ class Policy:
 
 @dataclass(slots=True)
 class _Seen:
-    """What a source trained in a window."""
+    """What a source had in a window."""
+
+    groups: int = 0
+    """Trained and filtered; a filtered group counts for the rule with an advantage of 0."""
 
     prompts: int = 0
     trajectories: int = 0
@@ -157,9 +160,10 @@ def observed(entries: Iterable[LedgerEntry], before: Decision) -> dict[str, dict
     seen = {source: _Seen() for source in before.shares}
     for entry in entries:
         own = seen.get(entry.source)
-        if own is None or entry.outcome != "trained":
+        if own is None or entry.outcome not in ("trained", "filtered"):
             continue
-        own.prompts += 1
+        own.prompts += entry.outcome == "trained"
+        own.groups += 1
         own.trajectories += entry.trajectories
         own.tokens += entry.tokens or 0
         own.solved += entry.solved or 0
@@ -174,7 +178,7 @@ def observed(entries: Iterable[LedgerEntry], before: Decision) -> dict[str, dict
             "judged": own.judged,
             "pass_rate": own.solved / max(1, own.judged),
             "advantage": own.advantage / max(1, own.judged),
-            "seen": own.prompts + before.inputs.get(source, {}).get("seen", 0),
+            "seen": own.groups + before.inputs.get(source, {}).get("seen", 0),
             "differences": own.differences + before.inputs.get(source, {}).get("differences", 0),
         }
         for source, own in seen.items()

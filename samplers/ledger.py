@@ -52,17 +52,17 @@ class LedgerEntry:
     """Mean reward of these trajectories; None without any."""
 
     judged: int | None = None
-    """Trajectories of these with a reward, which no fault ended. None in ledgers of release 1.0, as
-    the next fields."""
+    """Trajectories of its group with a reward, which no fault ended, if the group was trained or
+    filtered. None in ledgers of release 1.0, as the next fields."""
 
     solved: int | None = None
     """Judged trajectories that solved the prompt (`acc` is 1)."""
 
     advantage: float | None = None
-    """Mean absolute advantage of these trajectories; 0 if their rewards were equal."""
+    """Mean absolute advantage of its trained trajectories; 0 if their rewards were equal."""
 
     tokens: int | None = None
-    """Tokens with mask 1 of these trajectories."""
+    """Tokens with mask 1 of its trained trajectories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,9 @@ class Decision:
 
     inputs: dict[str, dict[str, float]]
     """What the ledger has of the window before: `prompts`, `trajectories` and `tokens` that were
-    trained, `pass_rate`, `advantage` (mean absolute), and `differences`: prompts whose trajectories
-    differed, of all windows so far. Empty for window 0."""
+    trained; `pass_rate` and `advantage` (mean absolute) of the `judged` trajectories, those of
+    filtered groups included, with advantage 0; and of all windows so far `seen` groups, and
+    `differences`: groups whose trajectories differed. Empty for window 0."""
 
     state: dict[str, float]
     """What the rule remembers: smoothed advantages (`progress`), log-weights (`worst`)."""

@@ -102,6 +102,19 @@ class _Finished(NamedTuple):
     uid: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """A group that was evicted."""
+
+    uid: str
+    why: Outcome
+    judged: int | None
+    """Trajectories of a filtered group with a reward, which no fault ended; else None."""
+
+    solved: int | None
+    """Those of them that solved the prompt."""
+
+
 class _ExactQuotas(QueueView):
     """The part that both buffers share. `options` are verl's own arguments without `refill_fn`."""
 
@@ -117,7 +130,10 @@ class _ExactQuotas(QueueView):
 
     def __init__(self, mixture: Mixture, **options: Any) -> None:
         self.mixture = mixture
-        self.given_up: list[tuple[str, Outcome]] = []
+        self.given_up: list[GivenUp] = []
+        self._solved: dict[str, tuple[int, int]] = {}
+        """uid -> judged and solved trajectories, of groups that are dropped in this poll."""
+
         self._losses: list[GroupFaults] = []
         self._last_fault: dict[str, str] = {}
         """source -> the last fault among its dropped groups in this wait."""
@@ -140,8 +156,8 @@ class _ExactQuotas(QueueView):
         options.setdefault("poll_interval", POLL_INTERVAL_S)
         super().__init__(clock=mixture.clock, refill_fn=self._refill, **options)
 
-    def take_given_up(self) -> list[tuple[str, Outcome]]:
-        """(uid, reason) of the groups evicted since the last call."""
+    def take_given_up(self) -> list[GivenUp]:
+        """The groups evicted since the last call."""
         taken, self.given_up = self.given_up, []
         return taken
 
@@ -228,7 +244,7 @@ class _ExactQuotas(QueueView):
         ends: dict[str, int] = {}
         for source, draw in map(prompt_of, selected):
             ends[source] = max(ends.get(source, 0), draw + 1)
-        self.given_up = [(uid, why) for uid, why in self.given_up if _is_before(uid, ends)]
+        self.given_up = [own for own in self.given_up if _is_before(own.uid, ends)]
         self.mixture.give_back(ends)
 
     # --- eviction and replacement -------------------------------------------------------------
@@ -288,7 +304,8 @@ class _ExactQuotas(QueueView):
         for uid in sorted(evicted, key=prompt_of):
             source, _ = prompt_of(uid)
             why: Outcome = "stale" if uid in stale else "filtered" if uid in filtered else "failed"
-            self.given_up.append((uid, why))
+            judged, solved = self._solved.get(uid, (0, 0)) if why == "filtered" else (None, None)
+            self.given_up.append(GivenUp(uid=uid, why=why, judged=judged, solved=solved))
             self._replaced[source][why] += 1
             # In sync mode, verl starts two prompts for a filtered group.
             self._owed[source] += 2 if why == "filtered" and self.trainer_mode == "sync" else 1
@@ -303,8 +320,13 @@ class _ExactQuotas(QueueView):
         keys = self._keys_of(partition_id, dropped)
         sizes = Counter(map(group_of, {session_of(key) for key in keys}))
         faults: dict[str, list[str]] = {uid: [] for uid in sizes}
+        self._solved = dict.fromkeys(sizes, (0, 0))
         for session, fields, is_trained in _outcomes(partition_id, keys):
             record = fields["mixed"]
+            if is_trained:
+                judged, solved = self._solved[group_of(session)]
+                is_solved = float(fields["reward_extra_info"].get("acc", 0.0)) >= 1
+                self._solved[group_of(session)] = judged + 1, solved + is_solved
             if not is_trained and record["fault"] is not None:  # its first token was not late
                 faults[group_of(session)].append(fault_of(record))
         for uid, own in faults.items():

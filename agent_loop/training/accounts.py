@@ -13,6 +13,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -229,11 +230,15 @@ class Accounts(TrainerState):
         self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]
     ) -> list[LedgerEntry]:
         groups = groups_of(sessions_of(trajectories))
-        given_up = dict(self.replay_buffer.take_given_up())
-        if self.global_steps >= self.total_training_steps:
-            given_up |= dict.fromkeys(_prompts_under_way(), "unfinished")
+        given_up = {own.uid: own for own in self.replay_buffer.take_given_up()}
         entries = [self._entry(uid, "trained", group, advantages) for uid, group in groups.items()]
-        entries += [self._entry(uid, why, [], {}) for uid, why in given_up.items()]
+        if self.global_steps >= self.total_training_steps:
+            under_way = _prompts_under_way()
+            entries += [self._entry(uid, "unfinished", [], {}) for uid in under_way]
+            given_up = {uid: own for uid, own in given_up.items() if uid not in under_way}
+        for uid, own in given_up.items():
+            entry = self._entry(uid, own.why, [], {})
+            entries.append(replace(entry, judged=own.judged, solved=own.solved))
         entries.sort(key=lambda entry: (entry.source, entry.draw))
         decision = self._decision(entries)
         self.ledger.append_step(self.global_steps, entries, self.plan.drawn, decision)
@@ -287,8 +292,8 @@ class Accounts(TrainerState):
             outcome=outcome,
             trajectories=len(group),
             reward_mean=float(np.mean(judged)) if judged else None,
-            judged=len(judged),
-            solved=sum(t.acc >= 1 for t in group if t.is_judged),
+            judged=len(judged) if group else None,
+            solved=sum(t.acc >= 1 for t in group if t.is_judged) if group else None,
             advantage=float(np.mean(trained)) if trained else None,
             tokens=sum(t.trained_tokens for t in group) if group else None,
         )

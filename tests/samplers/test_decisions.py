@@ -9,7 +9,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from samplers.decisions import MILLION, clipped, decide, first_decision, shortcomings, whole
+from samplers.decisions import (
+    MILLION,
+    clipped,
+    decide,
+    first_decision,
+    observed,
+    shortcomings,
+    whole,
+)
 from samplers.ledger import Decision
 from samplers.mixture_plan import MixturePlan
 from tests.samplers.test_windows import FACTS, SOURCES, entries, make_plan, policy
@@ -100,6 +108,20 @@ def test_a_decision_is_checked_against_its_rule(facts: list[Facts], rule: str):
             assert any(f"has {name}=" in words for words in found), name
         found = shortcomings(plan.policy, asked, before, after, lines[1:])
         assert any("has inputs=" in words for words in found)
+
+
+def test_a_filtered_group_counts_for_the_rule_and_is_no_prompt_of_the_window():
+    plan = make_plan()
+    [decision] = plan.decisions
+    lines = entries(plan, 0, dict.fromkeys(SOURCES, (2, 0.5, 10)))
+    one = next(line for line in lines if line.source == "a")
+    filtered = replace(
+        one, outcome="filtered", trajectories=0, solved=one.judged, advantage=None, tokens=None
+    )
+    alone, both = observed(lines, decision)["a"], observed([*lines, filtered], decision)["a"]
+    assert both["prompts"] == alone["prompts"] and both["seen"] == alone["seen"] + 1
+    assert both["judged"] == alone["judged"] + (one.judged or 0)
+    assert both["pass_rate"] > alone["pass_rate"] and both["advantage"] < alone["advantage"]
 
 
 @given(

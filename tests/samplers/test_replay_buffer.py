@@ -152,7 +152,7 @@ class Run:
                 assert self.step - self.world.begun[uid] + 1 <= bound
             self.world.kv_clear(partition_id="train", keys=batch.keys)
         entries = [self._entry(uid, "trained") for uid in trained]
-        entries += [self._entry(uid, why) for uid, why in self.buffer.take_given_up()]
+        entries += [self._entry(own.uid, own.why) for own in self.buffer.take_given_up()]
         self.ledger.append_step(self.step, entries, self.plan.drawn)
 
     def _entry(self, uid: str, outcome: Outcome) -> LedgerEntry:
@@ -404,6 +404,15 @@ def test_a_lost_trajectory_has_no_say_in_whether_its_group_is_filtered(
     }
     run: Run = simulate(mode, filter_groups_metric=metric)
     assert filtered_groups(run, groups) == groups.keys() - {"some solved, one lost", "some solved"}
+
+
+def test_a_filtered_group_says_how_many_of_its_trajectories_solved_it(simulate):
+    run: Run = simulate("sync", filter_groups_metric="acc")
+    filtered_groups(run, {"solved, one lost": ([1.0, 1.0, 0.0], [2]), "failed": ([0.0, 0.0], [])})
+    run.buffer._evict_terminal_groups(1, "train", run.buffer._terminal_eviction_reasons(1, "train"))
+    given_up = run.buffer.take_given_up()
+    found = {prompt_of(own.uid)[1]: (own.why, own.judged, own.solved) for own in given_up}
+    assert found == {0: ("filtered", 2, 2), 1: ("filtered", 2, 0)}
 
 
 def test_without_a_filter_a_lost_trajectory_evicts_nothing(simulate):
