@@ -54,7 +54,7 @@ def test_kills_at_any_step_give_the_same_decisions(
     overrides = (
         "mixed.controller=worst",
         "actor_rollout_ref.rollout.full_determinism=true",
-        "+mixed.sources.math.difficulty={min: 0, max: 1}",
+        "+mixed.sources.math.curriculum={start: 0.6, end: 0.4, width: 0.3, steps: 3}",
     )
     profile(demo)
     jobs = [
