@@ -448,9 +448,10 @@ class MixturePlan:
         return self._differences(state, self._shares_of(state))
 
     def _differences(self, state: Mapping[str, Any], shares: Shares) -> list[str]:
+        own = dict.fromkeys(("policy", "choices")) | self._fingerprint_of(shares)
         return [
             f"{field}={state.get(field)!r} where this plan has {value!r}"
-            for field, value in self._fingerprint_of(shares).items()
+            for field, value in own.items()
             if state.get(field) != value
         ]
 

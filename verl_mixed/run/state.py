@@ -39,7 +39,7 @@ HARMLESS = (
 """Keys that may change when a run is resumed: they change how it runs, not what it learns."""
 
 OF_THE_MIXTURE = (
-    r"(mixed|data)\.sources\..*",
+    r"(mixed|data)\.sources\.(?![^.]+\.(difficulty|curriculum)(\.|$)).*",
     r"mixed\.(seed|apportionment)",
     r"data\.(train_files|train_batch_size)",
     r"actor_rollout_ref\.rollout\.seed",

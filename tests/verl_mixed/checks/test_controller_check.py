@@ -50,6 +50,10 @@ def test_what_can_be_kept_is_no_problem(run_environ: RunEnviron, overrides: tupl
         ),
         (("mixed.controller=progress", "mixed.control.window=1"), "its floor of 0.05 is"),
         (("+mixed.sources.math.floor=0.2",), "mixed.controller=off changes no share"),
+        (
+            ("mixed.on_change=continue", "+mixed.sources.math.difficulty={min: 0.1, max: 0.9}"),
+            "on_change=continue with mixed.sources.math.difficulty",
+        ),
         (("mixed.sources.math.floor=0.2",), "write +mixed.sources.math.floor=0.2"),
         (("mixed.controller=best",), "mixed.controller"),
         ((*CONTROLLED, "mixed.control.speed=2"), "mixed.control.speed"),

@@ -288,6 +288,15 @@ def test_each_field_of_the_fingerprint_that_differs_is_named(
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
+def test_a_plan_that_decides_shares_differs_from_one_that_does_not(is_turned: bool) -> None:
+    configs = config_of(), config_of(controller="worst")
+    reports = [make_report(each, ROWS, batches=2) for each in configs]
+    diff = compare("other", *(reversed(reports) if is_turned else reports))
+    assert diff.fields == ("policy",)
+    assert describe_diff(diff)[-1].endswith("these differ: policy; start a new run")
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
 def test_a_plan_with_rounded_shares_is_compared_with_one_of_exact_shares(is_turned: bool) -> None:
     rounded = config_of(
         {name: {"ratio": 1 + 0.1234567890123456 * k} for k, name in enumerate("abc")}

@@ -77,6 +77,12 @@ def test_what_is_learned_may_not_change_but_how_it_runs_may() -> None:
     ]
 
 
+def test_the_rows_of_a_source_are_chosen_once_and_for_all() -> None:
+    old = {"mixed": {"sources": {"math": {"ratio": 1, "difficulty": {"min": 0.1}}}}}
+    new = {"mixed": {"sources": {"math": {"ratio": 2}}, "on_change": "continue"}}
+    assert changes_of_resume(old, new) == ["mixed.sources.math.difficulty.min: 0.1 -> 'absent'"]
+
+
 def test_each_start_adds_a_line_that_can_be_pasted(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
 

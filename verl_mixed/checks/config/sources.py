@@ -13,6 +13,7 @@ from samplers.apportionment import exact_shares
 from samplers.decisions import MILLION
 from samplers.mixture_plan import MAX_STEP
 from samplers.planned import policy_of
+from samplers.profiles import draws_by_profile
 from samplers.shares import steps_without_ratio
 from verl_mixed.checks.config.algorithm import is_count
 from verl_mixed.run.sections import named_sources, section_of, sound_sources, where_agents_are
@@ -135,6 +136,13 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
                         "changes no share; leave it out, or set mixed.controller to progress or "
                         "worst"
                     )
+    if mixed.on_change == "continue":
+        for name in mixed.ratios:
+            if draws_by_profile(mixed.sources[name]):
+                yield (
+                    f"mixed.on_change=continue with mixed.sources.{name}.difficulty or curriculum: "
+                    "the order of its rows holds for one mixture; start a new run for another one"
+                )
     policy = policy_of(mixed, dict.fromkeys(mixed.ratios, 1), batch_size)
     if policy is None:
         return

@@ -106,8 +106,10 @@ def compare(name: str, this: PlanReport, other: PlanReport) -> PlanDiff:
     """Compare two plans. A value that one of them does not know counts as equal.
 
     Only a plan whose shares are rounded has `parts`; its ratios differ from those of other plans.
+    A plan that decides nothing has no `policy`, and one that draws all rows no `choices`.
     """
-    of_this, of_other = this.fingerprint, other.fingerprint
+    absent: dict[str, Any] = {"policy": {}, "choices": {}}
+    of_this, of_other = absent | this.fingerprint, absent | other.fingerprint
     pairs = {field: (of_this.get(field), of_other.get(field)) for field in of_this | of_other}
     fields = tuple(field for field, (a, b) in pairs.items() if None not in (a, b) and a != b)
     is_known = all(None not in pair for pair in pairs.values())

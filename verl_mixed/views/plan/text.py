@@ -186,15 +186,22 @@ def _verdict(diff: PlanDiff) -> str:
             "whether a run of one plan can resume with the other depends on the rows, which are "
             "unknown; all else agrees"
         )
+    this, other = diff.this.fingerprint, diff.other.fingerprint
     differ = [
         field
-        if isinstance(diff.this.fingerprint[field], dict)
-        else f"{field} ({diff.this.fingerprint[field]} -> {diff.other.fingerprint[field]})"
+        if isinstance(this.get(field, {}), dict)
+        else f"{field} ({this[field]} -> {other[field]})"
         for field in diff.fields
     ]
+    is_fixed = any(report.keys() & {"policy", "choices"} for report in (this, other))
+    remedy = (
+        "start a new run"
+        if is_fixed
+        else "with mixed.on_change=continue it goes on with each source's next row"
+    )
     return (
         f"a run of one plan cannot resume with the other, because these differ: "
-        f"{', '.join(differ)}; with mixed.on_change=continue it goes on with each source's next row"
+        f"{', '.join(differ)}; {remedy}"
     )
 
 
