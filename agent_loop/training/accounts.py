@@ -56,7 +56,7 @@ from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.record import joined
 from samplers.decisions import MILLION
 from samplers.ledger import Decision, LedgerEntry, Outcome
-from samplers.uid import prompt_of
+from samplers.uid import prompt_of, session_of
 
 logger = logging.getLogger(__name__)
 
@@ -230,8 +230,10 @@ class Accounts(TrainerState):
         self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]
     ) -> list[LedgerEntry]:
         groups = groups_of(sessions_of(trajectories))
+        # A session's first row may have no token to train, and so no advantage.
+        known = {session_of(key): own for key, own in advantages.items() if own is not None}
         given_up = {own.uid: own for own in self.replay_buffer.take_given_up()}
-        entries = [self._entry(uid, "trained", group, advantages) for uid, group in groups.items()]
+        entries = [self._entry(uid, "trained", group, known) for uid, group in groups.items()]
         if self.global_steps >= self.total_training_steps:
             under_way = _prompts_under_way()
             entries += [self._entry(uid, "unfinished", [], {}) for uid in under_way]
@@ -272,7 +274,7 @@ class Accounts(TrainerState):
         uid: str,
         outcome: Outcome,
         group: list[TrainedTrajectory],
-        advantages: Mapping[str, float | None],
+        advantages: Mapping[str, float],
     ) -> LedgerEntry:
         source, draw = prompt_of(uid)
         row = int(self.plan.rows(source, [draw])[0])
@@ -282,7 +284,9 @@ class Accounts(TrainerState):
             stored = self.train_dataset.dataframe[int(self._index[source][row])]
             row_id = stored["extra_info"]["row_id"]
         judged = [t.reward for t in group if t.is_judged]
-        trained = [abs(own) for t in group if (own := advantages.get(t.key)) is not None]
+        trained = [
+            abs(own) for t in group if (own := advantages.get(session_of(t.key))) is not None
+        ]
         return LedgerEntry(
             step=self.global_steps,
             source=source,

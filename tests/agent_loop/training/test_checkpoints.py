@@ -80,7 +80,7 @@ class Run:
         )
         trainer.checkpoint_callback = SimpleNamespace(on_save=self._saved)
         trainer.mixed = SimpleNamespace(ratios={})
-        trainer.plan = SimpleNamespace(description=dict)
+        trainer.plan = SimpleNamespace(description=dict, policy=None)
         trainer.metrics_file = MetricsFile(self.path / "metrics.jsonl")
         trainer.trajectory_dir = self.path / "trajectories"
         trainer._step_metrics, trainer._writer = {}, FileWriter()

@@ -130,7 +130,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.plan = SimpleNamespace(batch_size=GROUPS)
     made._quota = lambda *_: {"nq": GROUPS}
     made._sizes = lambda: None
-    made._ratio_errors, made._write_ledger = lambda _: {}, lambda _: []
+    made._ratio_errors, made._write_ledger = lambda _: {}, lambda *_: []
     monkeypatch.setattr(optimizer_steps, "lay_out", lambda batch, *_: (batch, 1, {}))
     monkeypatch.setattr(accounts, "codec_of", lambda _: CODEC)
     monkeypatch.setattr(trained_batch, "TOKENS_AT_ONCE", PART)

@@ -269,12 +269,15 @@ def advantages(estimator: str, groups: Any, *, is_cut: bool) -> list[list[float]
     return [found[name] for name in sorted(found)]
 
 
+REWARDS = st.sampled_from([0.0, 0.25, 1.0])
+"""Sums of these are exact. The mean of equal rewards of .3 is not .3 in fp32, and whitening divides
+the difference, 3e-8, by the square root of 1e-8."""
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     groups=st.lists(
-        st.lists(
-            st.tuples(masks, places, st.sampled_from([0.0, 0.3, 1.0])), min_size=2, max_size=4
-        ),
+        st.lists(st.tuples(masks, places, REWARDS), min_size=2, max_size=4),
         min_size=1,
         max_size=3,
     ),
