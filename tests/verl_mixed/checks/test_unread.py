@@ -22,6 +22,7 @@ from verl_mixed.checks.config.unread import (
     BYPASS,
     CACHE,
     CRITIC,
+    DECIDED,
     DPPO,
     DR_GRPO,
     ENGINE,
@@ -88,6 +89,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ENGINE: TRAINING_ENGINES,
     IS: ("token", "sequence", None),
     KL_TYPE: ("fixed", "adaptive"),
+    "mixed.controller": ("off", "progress", "worst"),
     **dict.fromkeys((LIMITER, MASKING, BYPASS, DR_GRPO, SWITCH, ADAPTIVE_SWITCH), (True, False)),
 }
 """The key that decides who reads -> its values."""
@@ -114,6 +116,7 @@ UNREAD: dict[str, dict[str, Any]] = {
     CACHE: {f"{TOOL_CONFIG}.cache.store": "none"},
     SHARED_FILE: {f"{TOOL_CONFIG}.rate_limit_file": None},
     OWN_SERVER: {SERVER_URL_KEY: "http://host:80"},
+    DECIDED: {"mixed.controller": "off"},
     STOPPING: {"mixed.infra_error_limit": 1.0},
     TO_WANDB: {"trainer.logger": ["console"]},
 }
