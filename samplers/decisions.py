@@ -8,10 +8,10 @@ It is made in three steps:
 
 1. A rule proposes shares. `fixed` proposes the ratios. `progress` is SEC: the mean absolute
    advantage of a source's trajectories is smoothed over windows, and a softmax of it gives the
-   shares (Chen et al. 2025, arXiv 2505.14970, sec. 3). `worst` is MT-GRPO: a source gains weight if
-   its reward is low or grows slowly (Ramesh et al. 2026, arXiv 2602.05547, sec. 4). The weights
-   here follow exponentiated gradient, without the factor `share` of a softmax's gradient, so that a
-   source at its floor can rise as fast as it fell.
+   shares (Chen et al. 2025, arXiv 2505.14970, sec. 3). `worst` is after MT-GRPO: a source gains if
+   its reward is low or grows slowly (Ramesh et al. 2026, arXiv 2602.05547, sec. 4). Its shares
+   follow exponentiated gradient: the last decided shares, after all bounds, times a factor. So a
+   source that was at its floor for a long time rises as fast as any other.
 2. The shares are clipped: to the floor and ceiling of each source, and to the largest change since
    the window before. A source that never had a difference of rewards in a group is held at its
    floor: its reward may be broken, and it teaches nothing.
@@ -42,8 +42,6 @@ Unit = Literal["prompts", "trajectories", "trained_tokens"]
 
 MILLION = 10**6
 """Shares are whole millionths, so that they sum to 1 exactly and are the same on every machine."""
-
-_NO_ADVANTAGE = 1e-6  # of a group with equal rewards, whose mean is rounded
 
 LEAST_PROMPTS = 16
 """Prompts of a source without any difference of rewards, from which on its reward counts as broken.
@@ -78,7 +76,7 @@ class Policy:
     """`progress`: smoothed mean absolute advantage that makes a share e times as large."""
 
     speed: float = 4.0
-    """`worst`: factor of a window's change of the weights."""
+    """`worst`: factor of a window's change of the logarithms of shares."""
 
     emphasis: float = 0.2
     """`worst`: how much a low pass rate counts beside slow progress (MT-GRPO's lambda)."""
@@ -134,7 +132,7 @@ def decide(
     """
     inputs = observed(entries, before)
     state, passed = _remembered(policy, before, inputs)
-    proposed = _proposed(policy, ratios, state)
+    proposed = _proposed(policy, ratios, before, state)
     held = _broken(policy, inputs)
     bounded = clipped(policy, proposed, before.shares, held)
     return _executed(
@@ -169,7 +167,7 @@ def observed(entries: Iterable[LedgerEntry], before: Decision) -> dict[str, dict
         own.solved += entry.solved or 0
         own.judged += entry.judged or 0
         own.advantage += (entry.advantage or 0.0) * (entry.judged or 0)
-        own.differences += (entry.advantage or 0.0) > _NO_ADVANTAGE
+        own.differences += (entry.advantage or 0.0) > 0
     return {
         source: {
             "prompts": own.prompts,
@@ -203,10 +201,9 @@ def _remembered(
             + policy.emphasis * passed[source]
             for source in new
         }
-        weights = {source: before.shares[source] for source in new}
-        mean = math.fsum(merits[s] * weights[s] for s in new) / max(1, sum(weights.values()))
-        for source, merit in merits.items():
-            state[source] -= policy.speed * (merit - mean)
+        total = sum(before.shares[source] for source in new)
+        mean = math.fsum(merits[s] * before.shares[s] for s in new) / total if total else 0.0
+        state = {source: merits.get(source, mean) for source in state}
     return state, passed
 
 
@@ -215,16 +212,16 @@ def _smoothed(policy: Policy, before: float | None, new: float) -> float:
 
 
 def _proposed(
-    policy: Policy, ratios: Mapping[str, int], state: Mapping[str, float]
+    policy: Policy, ratios: Mapping[str, int], before: Decision, state: Mapping[str, float]
 ) -> dict[str, int]:
-    """Shares in proportion to ratio times exp(state)."""
+    """`fixed`: the ratios. `progress`: in proportion to ratio times exp(state / temperature).
+    `worst`: in proportion to the share before times exp(-speed * state)."""
     if policy.rule == "fixed":
         return dict(ratios)
-    scale = policy.temperature if policy.rule == "progress" else 1.0
-    top = max(state[source] for source in ratios)
-    weights = {
-        source: ratios[source] * math.exp((state[source] - top) / scale) for source in ratios
-    }
+    factor = 1 / policy.temperature if policy.rule == "progress" else -policy.speed
+    prior = ratios if policy.rule == "progress" else before.shares
+    top = max(factor * state[source] for source in ratios)
+    weights = {source: prior[source] * math.exp(factor * state[source] - top) for source in ratios}
     total = math.fsum(weights.values())
     exact = {source: Fraction(weight / total) for source, weight in weights.items()}
     return whole(exact, MILLION)
@@ -272,6 +269,19 @@ def clipped(
     return whole(shares, None)
 
 
+def mean_advantage(rewards: Sequence[float]) -> float:
+    """Mean absolute advantage of a group by GRPO: the rewards' mean distance from their mean,
+    divided by their standard deviation. 0 if they are equal."""
+    if len(set(rewards)) < 2:
+        return 0.0
+    scale = max(map(abs, rewards))  # so that no square overflows
+    scaled = [reward / scale for reward in rewards]
+    mean = math.fsum(scaled) / len(scaled)
+    away = [abs(reward - mean) for reward in scaled]
+    spread = math.sqrt(math.fsum(distance**2 for distance in away) / (len(away) - 1))
+    return math.fsum(away) / len(away) / spread if spread else 0.0
+
+
 def whole(numbers: Mapping[str, Fraction], total: int | None) -> dict[str, int]:
     """Whole numbers beside the given ones with the same sum, the largest remainders rounded up.
 
@@ -311,28 +321,42 @@ def _foreseen(
         return dict.fromkeys(policy.trajectories, "1")
     if policy.unit == "trajectories":
         return {source: str(count) for source, count in policy.trajectories.items()}
+    measured = {source: own for source, own in inputs.items() if own["tokens"] and own["prompts"]}
     found = {
         source: str(Fraction(int(own["tokens"]), int(own["prompts"])))
-        for source, own in inputs.items()
-        if own["tokens"] and own["prompts"]
+        for source, own in measured.items()
     }
-    return {source: found.get(source) or earlier.get(source, "1") for source in policy.trajectories}
+    tokens, prompts = (
+        int(sum(own[name] for own in measured.values())) for name in ("tokens", "prompts")
+    )
+    mean = str(Fraction(tokens, prompts)) if measured else "1"
+    return {
+        source: found.get(source) or (mean if earlier.get(source, "1") == "1" else earlier[source])
+        for source in policy.trajectories
+    }
 
 
 def _executed(policy: Policy, decision: Decision) -> Decision:
     """The decision with its prompts.
 
     At most half of a source's due is taken from it, or added to it, to make up for what it is owed.
-    So no source is left out for a whole window.
+    Where half of its due is less than a prompt, one prompt may be added, so that a small share is
+    not rounded to nothing for ever. All additions together are at most half of the window.
     """
     size = {source: Fraction(text) for source, text in decision.foreseen.items()}
     share = {source: Fraction(own, MILLION) for source, own in decision.shares.items()}
     prompts = policy.window * policy.batch_size
     usual = prompts / _sum(share[source] / size[source] for source in share)
     owed = {
-        source: min(usual * own / 2, Fraction(decision.owed[source], MILLION))
+        source: min(
+            max(usual * own / 2, size[source]) if own else Fraction(0),
+            Fraction(decision.owed[source], MILLION),
+        )
         for source, own in share.items()
     }
+    added = _sum(max(Fraction(0), owed[source]) / size[source] for source in share)
+    if 2 * added > prompts:
+        owed = {source: min(own, own * prompts / (2 * added)) for source, own in owed.items()}
     halved = set[str]()
     while True:
         rest = [source for source in share if source not in halved]

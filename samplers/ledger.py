@@ -59,7 +59,8 @@ class LedgerEntry:
     """Judged trajectories that solved the prompt (`acc` is 1)."""
 
     advantage: float | None = None
-    """Mean absolute advantage of its trained trajectories; 0 if their rewards were equal."""
+    """Mean absolute advantage of the judged trajectories (`samplers.decisions.mean_advantage`),
+    whichever estimator the run has; 0 if their rewards were equal. None of a filtered group."""
 
     tokens: int | None = None
     """Tokens with mask 1 of its trained trajectories."""
@@ -97,7 +98,7 @@ class Decision:
     `differences`: groups whose trajectories differed. Empty for window 0."""
 
     state: dict[str, float]
-    """What the rule remembers: smoothed advantages (`progress`), log-weights (`worst`)."""
+    """`progress`: smoothed advantages. `worst`: growth plus emphasis times pass rate."""
 
     passed: dict[str, float]
     """Smoothed pass rates."""

@@ -323,7 +323,7 @@ class _ExactQuotas(QueueView):
         self._solved = dict.fromkeys(sizes, (0, 0))
         for session, fields, is_trained in _outcomes(partition_id, keys):
             record = fields["mixed"]
-            if is_trained:
+            if record["fault"] is None and any(turn["tokens"] for turn in record["turns"]):
                 judged, solved = self._solved[group_of(session)]
                 is_solved = float(fields["reward_extra_info"].get("acc", 0.0)) >= 1
                 self._solved[group_of(session)] = judged + 1, solved + is_solved

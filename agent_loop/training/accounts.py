@@ -54,9 +54,9 @@ from agent_loop.training.trained_batch import copy_of, parts, read_token_sums, r
 from agent_loop.training.trainer_state import Prepared, TrainerState
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.record import joined
-from samplers.decisions import MILLION
+from samplers.decisions import MILLION, mean_advantage
 from samplers.ledger import Decision, LedgerEntry, Outcome
-from samplers.uid import prompt_of, session_of
+from samplers.uid import prompt_of
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Accounts(TrainerState):
         if of.sent:
             decode, step = self.tokenizer.decode, self.global_steps
             log_table(trajectory_rows(of.sent, of.tokens, of.advantages, decode, step=step), step)
-        entries = self._write_ledger(self._trajectories, of.advantages)
+        entries = self._write_ledger(self._trajectories)
         metrics.update(of.metrics)
         if (late := late_loops(metrics.get("mixed/loop_lag_s/p99"))) is not None:
             logger.warning("step=%d %s", self.global_steps, late)
@@ -226,20 +226,16 @@ class Accounts(TrainerState):
         is_sent = "wandb" in trainer.logger and (is_due or step in (1, self.total_training_steps))
         return shown(trajectories) if is_sent else []
 
-    def _write_ledger(
-        self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]
-    ) -> list[LedgerEntry]:
+    def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> list[LedgerEntry]:
         groups = groups_of(sessions_of(trajectories))
-        # A session's first row may have no token to train, and so no advantage.
-        known = {session_of(key): own for key, own in advantages.items() if own is not None}
         given_up = {own.uid: own for own in self.replay_buffer.take_given_up()}
-        entries = [self._entry(uid, "trained", group, known) for uid, group in groups.items()]
+        entries = [self._entry(uid, "trained", group) for uid, group in groups.items()]
         if self.global_steps >= self.total_training_steps:
             under_way = _prompts_under_way()
-            entries += [self._entry(uid, "unfinished", [], {}) for uid in under_way]
+            entries += [self._entry(uid, "unfinished", []) for uid in under_way]
             given_up = {uid: own for uid, own in given_up.items() if uid not in under_way}
         for uid, own in given_up.items():
-            entry = self._entry(uid, own.why, [], {})
+            entry = self._entry(uid, own.why, [])
             entries.append(replace(entry, judged=own.judged, solved=own.solved))
         entries.sort(key=lambda entry: (entry.source, entry.draw))
         decision = self._decision(entries)
@@ -269,13 +265,7 @@ class Accounts(TrainerState):
         )
         return decision
 
-    def _entry(
-        self,
-        uid: str,
-        outcome: Outcome,
-        group: list[TrainedTrajectory],
-        advantages: Mapping[str, float],
-    ) -> LedgerEntry:
+    def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
         source, draw = prompt_of(uid)
         row = int(self.plan.rows(source, [draw])[0])
         if group:
@@ -284,9 +274,6 @@ class Accounts(TrainerState):
             stored = self.train_dataset.dataframe[int(self._index[source][row])]
             row_id = stored["extra_info"]["row_id"]
         judged = [t.reward for t in group if t.is_judged]
-        trained = [
-            abs(own) for t in group if (own := advantages.get(session_of(t.key))) is not None
-        ]
         return LedgerEntry(
             step=self.global_steps,
             source=source,
@@ -298,7 +285,7 @@ class Accounts(TrainerState):
             reward_mean=float(np.mean(judged)) if judged else None,
             judged=len(judged) if group else None,
             solved=sum(t.acc >= 1 for t in group if t.is_judged) if group else None,
-            advantage=float(np.mean(trained)) if trained else None,
+            advantage=mean_advantage(judged) if judged else None,
             tokens=sum(t.trained_tokens for t in group) if group else None,
         )
 

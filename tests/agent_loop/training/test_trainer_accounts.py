@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -152,10 +152,7 @@ class Books:
         assert module.PPOTrainerSeparateAsync.step is PPOTrainer.step
         self.trainer = trainer
 
-    def keep(
-        self, trajectories: Sequence[TrainedTrajectory], advantages: Mapping[str, float | None]
-    ) -> list[LedgerEntry]:
-        assert {t.key for t in trajectories} <= advantages.keys()
+    def keep(self, trajectories: Sequence[TrainedTrajectory]) -> list[LedgerEntry]:
         self.ledger.append([name_of(t.uid) for t in trajectories])
         return []
 
