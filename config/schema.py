@@ -183,7 +183,7 @@ class SourceConfig(Section):
     ratio: _NumberOrSchedule
     """Share of every batch, relative to the other sources; finite and >= 0; or a schedule."""
 
-    floor: float | None = Field(default=None, gt=0, lt=1)
+    floor: float | None = Field(default=None, ge=0.001, lt=1)
     """Smallest share that `mixed.controller` may give; None takes `mixed.control.floor`."""
 
     ceiling: float | None = Field(default=None, gt=0, le=1)
@@ -450,13 +450,13 @@ class ControlConfig(Section):
     window: int = Field(default=4, ge=1)
     """Trained steps between two decisions. `mixed.unit=trained_tokens` decides as often."""
 
-    floor: float = Field(default=0.05, gt=0, lt=1)
+    floor: float = Field(default=0.05, ge=0.001, lt=1)
     """Smallest share of a source."""
 
     ceiling: float = Field(default=0.9, gt=0, le=1)
     """Largest share of a source."""
 
-    max_change: float = Field(default=0.1, gt=0, le=1)
+    max_change: float = Field(default=0.1, ge=0.001, le=1)
     """Largest change of a share from one window to the next."""
 
     smoothing: float = Field(default=0.5, gt=0, le=1)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from samplers.curriculum import ChosenRows
-from samplers.decisions import shortcomings
+from samplers.decisions import malformed, shortcomings
 from samplers.ledger import Decision, LedgerEntry, Line, PlanStart, StepEnd
 from samplers.mixture_plan import MixturePlan
 
@@ -70,20 +70,40 @@ def plans_in(lines: Sequence[Line], choices: Mapping[str, ChosenRows] | None = N
         choices: see `MixturePlan.from_description`.
 
     Raises:
-        ValueError: a plan or a decision cannot be read.
+        ValueError: a plan cannot be read.
     """
     plans: Plans = []
-    decisions: list[Decision] = []
     for line in lines:
         if isinstance(line, PlanStart):
             plans = [earlier for earlier in plans if earlier[0] < line.from_step]
             plans.append((line.from_step, MixturePlan.from_description(line.plan, choices)))
-        elif isinstance(line, Decision):
-            decisions.append(line)
     for _, plan in plans:
-        if decisions and plan.policy is not None:
-            plan.follow([*plan.decisions[:1], *decisions])
+        if plan.policy is not None:
+            plan.follow([*plan.decisions[:1], *_well_formed(lines, plan)[0]])
     return plans
+
+
+def _well_formed(lines: Sequence[Line], plan: MixturePlan) -> tuple[list[Decision], list[str]]:
+    """(The decisions before the first that cannot be followed, what is wrong with the others)."""
+    assert plan.policy is not None
+    decisions: list[Decision] = []
+    problems: list[str] = []
+    ended, window = 0, plan.policy.window
+    for line in lines:
+        if isinstance(line, StepEnd):
+            ended = line.step
+        if not isinstance(line, Decision) or problems:
+            continue
+        name = f"the decision for the steps from {line.from_step} on"
+        if words := malformed(plan.policy, len(decisions) + 1, line):
+            problems.append(f"{name} {words}")
+        elif line.from_step != ended + 2:
+            problems.append(f"{name} is written in step {ended + 1}")
+        else:
+            decisions.append(line)
+    if not problems and len(decisions) < ended // window:
+        problems.append(f"step {(len(decisions) + 1) * window} ends a window without a decision")
+    return decisions, problems
 
 
 def audit(
@@ -112,6 +132,8 @@ def audit(
     worst, cumulative, due, found = _batches(by_step, plans)
     problems += _steps([end.step for end in ends])
     problems += _few(found)
+    if plans[-1][1].policy is not None:
+        problems += _well_formed(lines, plans[-1][1])[1]
     problems += _few(_decided(plans[-1][1], entries))
     problems += _few(_rows(entries, plans, row_ids))
     problems += _few(_twice(entries))

@@ -1,7 +1,7 @@
 """Rows by difficulty: which rows of a source are drawn, and a window over pass rates that moves.
 
-A profile (`samplers.profile`) has the pass rate of each row. `ChosenRows` leaves out rows outside a
-range. `CurriculumOrder` draws from the rows whose pass rates are near a centre, which moves from
+A profile (`samplers.profiles`) has the pass rate of each row. `ChosenRows` leaves out rows outside
+a range. `CurriculumOrder` draws from the rows whose pass rates are near a centre, which moves from
 `start` to `end`. Both are functions of seed and profile, so a resume is a number.
 
 Example: rows with pass rates 0, .1, ..., 1, a centre that moves from .8 to .3, and a width of .2.
@@ -9,6 +9,7 @@ The first draws are among the rows with .7, .8 and .9, the last among those with
 of the three is drawn once before one of them is drawn again.
 """
 
+import hashlib
 import heapq
 from collections import deque
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from samplers.permutation import RowOrder, random_words
+from samplers.permutation import RowOrder
 
 _CHUNK = 4096  # draws that are computed at a time
 
@@ -53,17 +54,18 @@ class ChosenRows:
     digest: str
     """Of rows, rates and settings."""
 
-    def order(self, share: int, key: int, draws: int) -> "RowOrder | MappedOrder":
+    def order(self, share: int, usual: int, key: int, draws: int) -> "RowOrder | MappedOrder":
         """The order of the source's draws.
 
         Args:
             share: most draws in one batch.
+            usual: most draws in one batch at the ratios.
             key: `order_key` of the source.
             draws: draws until the centre of the curriculum is at its end.
         """
         if self.curriculum is None:
             return MappedOrder(self.rows, RowOrder(len(self.rows), share, key))
-        own = CurriculumOrder(self.rates, self.curriculum, draws, share, key)
+        own = CurriculumOrder(self.rates, self.curriculum, draws, share, usual, key)
         return MappedOrder(self.rows, own)
 
 
@@ -87,9 +89,10 @@ class CurriculumOrder:
 
     The window is used up in passes: no row is drawn twice in a pass, and a pass ends when all rows
     of the window have been drawn in it. A row that comes into the window takes part from the
-    current pass on. Each pass has another order. A window with fewer rows than two batches take is
-    widened to the nearest rows. A row that was drawn rests for as many draws as one batch takes, so
-    no batch has it twice, unless the source has too few rows.
+    current pass on. Each pass has another order. A window with fewer rows than two batches take at
+    the ratios is widened to the nearest rows. A row that was drawn rests for as many draws as one
+    batch takes, so no batch has it twice, unless the batch takes more draws than the window has
+    rows.
 
     Draws are computed one after the other, 2 us each, and stay in memory, 8 bytes each.
 
@@ -97,15 +100,22 @@ class CurriculumOrder:
         rates: (N,) pass rates, N >= 1.
         draws: draws until the centre is at its end.
         share: most draws in one batch.
+        usual: most draws in one batch at the ratios.
     """
 
     def __init__(
-        self, rates: NDArray[np.float64], curriculum: Curriculum, draws: int, share: int, key: int
+        self,
+        rates: NDArray[np.float64],
+        curriculum: Curriculum,
+        draws: int,
+        share: int,
+        usual: int,
+        key: int,
     ) -> None:
         self._by_rate = np.argsort(rates, kind="stable")
         self._sorted = rates[self._by_rate]
         self._curriculum, self._draws = curriculum, max(1, draws)
-        self._least = min(len(rates), 2 * share)
+        self._least = min(len(rates), 2 * usual)
         self._rest = min(share, self._least - 1)
         self._key = key
         self._made = np.empty(0, dtype=np.int64)
@@ -116,7 +126,6 @@ class CurriculumOrder:
         self._heap: list[tuple[int, int, int]] = []
         self._resting: deque[tuple[int, int]] = deque()  # (draw of its end, place)
         self._window = 0, 0
-        self._ranks: dict[int, NDArray[np.uint64]] = {}
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
         """(count,) rows of the draws first .. first + count - 1."""
@@ -173,9 +182,6 @@ class CurriculumOrder:
 
     def _wait(self, place: int) -> None:
         number = int(self._passes[place])
-        ranks = self._ranks.get(number)
-        if ranks is None:
-            self._ranks.pop(number - 3, None)
-            ranks = self._ranks[number] = random_words(f"{self._key}/{number}", len(self._sorted))
+        digest = hashlib.blake2b(b"%d/%d/%d" % (self._key, number, place), digest_size=8).digest()
         self._waits[place] = True
-        heapq.heappush(self._heap, (number, int(ranks[place]), place))
+        heapq.heappush(self._heap, (number, int.from_bytes(digest, "little"), place))

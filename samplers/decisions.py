@@ -377,6 +377,27 @@ def _sum(numbers: Iterable[Fraction]) -> Fraction:
     return sum(numbers, Fraction(0))
 
 
+def malformed(policy: Policy, number: int, decision: Decision) -> str:
+    """Why a line of a ledger cannot be the decision with this number; empty if it can."""
+    sources = policy.trajectories.keys()
+    names = ("inputs", "state", "proposed", "shares", "owed", "foreseen", "prompts")
+    for name in names:
+        if getattr(decision, name).keys() != sources:
+            return f"has {name} of {sorted(getattr(decision, name))}, want {sorted(sources)}"
+    if decision.window != number:
+        return f"is window={decision.window}, want {number}"
+    total = policy.window * policy.batch_size
+    if min(decision.prompts.values()) < 0 or sum(decision.prompts.values()) != total:
+        return f"has prompts={decision.prompts}, want numbers that sum to {total}"
+    if min(decision.shares.values()) < 0 or sum(decision.shares.values()) != MILLION:
+        return f"has shares={decision.shares}, want numbers that sum to {MILLION}"
+    try:
+        sizes = [Fraction(text) for text in decision.foreseen.values()]
+    except (ValueError, ZeroDivisionError):
+        sizes = [Fraction(0)]
+    return "" if min(sizes) > 0 else f"has foreseen={decision.foreseen}, want fractions above 0"
+
+
 def shortcomings(
     policy: Policy,
     ratios: Mapping[str, int],

@@ -134,6 +134,15 @@ class PlanStart:
 Line = LedgerEntry | StepEnd | PlanStart | Decision
 
 
+def has_steps(path: str | os.PathLike[str]) -> bool:
+    """Whether a ledger has a whole step. A missing file has none."""
+    try:
+        with open(path, "rb") as file:
+            return any(b'"drawn"' in line for line in file)
+    except FileNotFoundError:
+        return False
+
+
 class Ledger:
     """Appends a run's prompts to a file, step by step. A step that was cut short is removed."""
 

@@ -222,6 +222,9 @@ class MixturePlan:
         instead = "set trainer.total_training_steps instead of trainer.total_epochs"
         if self.policy is not None:
             raise ValueError(f"shares that are decided on the way have no passes; {instead}")
+        for name, choice in self.choices.items():
+            if choice.curriculum is not None:
+                raise ValueError(f"source={name!r} has a curriculum, and so no passes; {instead}")
         if self._starved:
             raise ValueError(
                 f"source={self._starved[0]!r} gets no prompt of a batch "
@@ -569,11 +572,12 @@ class MixturePlan:
         key = order_key(self.seed, name)
         if (choice := self.choices.get(name)) is None:
             return RowOrder(self.sizes[name], most, key)
-        draws = 0
+        usual, draws = most, 0
         if (curriculum := choice.curriculum) is not None:
             wholes, _ = self._asked.after(curriculum.steps * self.batch_size)
             draws = int(wholes[self.sources.index(name)])
-        return choice.order(most, key, draws)
+            usual = min(most, math.ceil(self._shares.most(self.batch_size)[name]) + 1)
+        return choice.order(most, usual, key, draws)
 
     def _shares_of(self, state: Mapping[str, Any]) -> Shares:
         """The shares that a state of this plan was drawn with; exact without `parts`.

@@ -13,8 +13,10 @@ starts and its audit read the copy, so a newer profile beside the rows does not 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import fcntl
 import hashlib
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +29,7 @@ import pyarrow.parquet as pq
 from config.schema import SourceConfig
 from samplers.curriculum import ChosenRows, Curriculum
 from samplers.disk import write_whole
+from samplers.ledger import has_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +92,13 @@ def _read(path: Path) -> dict[str, RowProfile]:
 
 def write_profile(rows: str | Path, profiles: Iterable[RowProfile]) -> None:
     """Write the profile of a file of rows; rows that it had and that are not given stay."""
-    known = read_profile(rows) | {own.row_id: own for own in profiles}
-    _write(profile_path(rows), known.values())
+    folder = os.open(profile_path(rows).parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # else another profile's rows would be lost
+        known = read_profile(rows) | {own.row_id: own for own in profiles}
+        _write(profile_path(rows), known.values())
+    finally:
+        os.close(folder)
 
 
 def _write(path: Path, profiles: Iterable[RowProfile]) -> None:
@@ -137,18 +145,42 @@ def draws_by_profile(source: SourceConfig) -> bool:
     return source.difficulty is not None or source.curriculum is not None
 
 
+def profiles_for(
+    files: Sequence[str], run_dir: str | Path, *, afresh: bool = False
+) -> dict[str, RowProfile]:
+    """row_id -> profile, by which a run draws rows: those beside its files, or, once the run has
+    trained a step, its own copy.
+
+    Args:
+        afresh: the run begins again, whatever it trained before (`trainer.resume_mode=disable`).
+
+    Raises:
+        ValueError: a profile cannot be read.
+    """
+    if _has_copy(run_dir, afresh=afresh):
+        return _read(Path(run_dir) / COPY)
+    return {row_id: own for path in files for row_id, own in read_profile(path).items()}
+
+
+def _has_copy(run_dir: str | Path, *, afresh: bool) -> bool:
+    folder = Path(run_dir)
+    return not afresh and (folder / COPY).exists() and has_steps(folder / "ledger.jsonl")
+
+
 def choices_for(
     sources: Mapping[str, SourceConfig],
     files: Sequence[str],
     run_dir: str | Path,
     *,
-    is_new: bool = False,
+    afresh: bool = False,
+    keeps: bool = False,
 ) -> dict[str, ChosenRows]:
     """Source -> the rows that it draws, for sources with a difficulty or a curriculum.
 
     Args:
         files: the training files.
-        is_new: the run begins now, and gets its copy of the profiles.
+        afresh: see `profiles_for`.
+        keeps: the run starts now, and gets its copy of the profiles.
 
     Raises:
         ValueError: a source has no row to draw, or a profile cannot be read.
@@ -160,14 +192,10 @@ def choices_for(
     }
     if not wanted:
         return {}
-    copy, ids = Path(run_dir) / COPY, row_ids_of(files)
-    if not is_new and copy.exists():
-        profiles = _read(copy)
-    else:
-        profiles = {row_id: own for path in files for row_id, own in read_profile(path).items()}
-    if is_new:
+    profiles, ids = profiles_for(files, run_dir, afresh=afresh), row_ids_of(files)
+    if keeps and not _has_copy(run_dir, afresh=afresh):
         used = [row_id for name in wanted for row_id in ids.get(name, ()) if row_id in profiles]
-        _write(copy, [profiles[row_id] for row_id in used])
+        _write(Path(run_dir) / COPY, [profiles[row_id] for row_id in used])
     return {
         name: choose_rows(name, source, ids.get(name, []), profiles)
         for name, source in wanted.items()

@@ -44,6 +44,7 @@ from agent_loop.training.optimizer_steps import OptimizerSteps
 from agent_loop.training.run_folder import STOP_FILE, MetricsFile
 from agent_loop.turns.loop_settings import own_limits_of
 from config.agents import BLOCKS, with_blocks
+from config.lookup import files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger
 from samplers.mixed_sampler import PlanStream, rows_by_source
@@ -105,7 +106,6 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         dataset: Any = self.train_dataset  # MixedRLHFDataset
         self.val_dataset.is_validation = True
         index = rows_by_source(dataset.dataframe.with_format("arrow")["data_source"][:])
-        is_new = self.config.trainer.resume_mode == "disable" or not self.ledger.last_step
         self.plan = plan_for(
             self.mixed,
             {name: len(rows) for name, rows in index.items()},
@@ -113,9 +113,10 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             self.config.actor_rollout_ref.rollout.n,
             choices_for(
                 self.mixed.sources,
-                list(self.config.data.train_files),
+                files_at(self.config, "data.train_files"),
                 self.mixed.run_dir,
-                is_new=is_new,
+                afresh=self.config.trainer.resume_mode == "disable",
+                keeps=True,
             ),
         )
         self._index = index

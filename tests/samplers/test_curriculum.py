@@ -19,7 +19,7 @@ def orders(draw: st.DrawFn) -> tuple[CurriculumOrder, np.ndarray, Curriculum, in
         start=draw(SHARES), end=draw(SHARES), width=draw(st.floats(0.05, 1)), steps=1
     )
     draws, share = draw(st.integers(0, 120)), draw(st.integers(1, 12))
-    order = CurriculumOrder(rates, curriculum, draws, share, draw(st.integers(0, 2**64 - 1)))
+    order = CurriculumOrder(rates, curriculum, draws, share, share, draw(st.integers(0, 2**64 - 1)))
     return order, rates, curriculum, draws, share
 
 
@@ -71,7 +71,7 @@ def test_no_row_is_twice_in_a_batch_if_there_are_enough(drawn):
 @given(drawn=orders(), first=st.integers(0, 250), count=st.integers(0, 50))
 def test_rows_are_a_function_of_their_draws(drawn, first: int, count: int):
     order, rates, curriculum, draws, share = drawn
-    again = CurriculumOrder(rates, curriculum, draws, share, order._key)
+    again = CurriculumOrder(rates, curriculum, draws, share, share, order._key)
     there = again.rows(first, count).tolist()
     assert order.rows_at(np.arange(first, first + count)[::-1]).tolist() == there[::-1]
 
@@ -95,3 +95,10 @@ def test_a_plan_draws_only_the_chosen_rows(curriculum: Curriculum | None):
     other = ChosenRows(rows=rows, rates=rates, curriculum=curriculum, digest="e")
     with pytest.raises(ValueError, match="put the profiles back"):
         MixturePlan.from_description(described, {"a": other})
+
+
+def test_a_controller_that_may_give_a_source_whole_batches_widens_no_window():
+    rates = np.arange(500) / 500
+    curriculum = Curriculum(start=0.8, end=0.8, width=0.2, steps=1)
+    order = CurriculumOrder(rates, curriculum, 1, 256, 50, 1)
+    assert rates[order.rows(0, 400)].min() >= 0.7 - 1e-9

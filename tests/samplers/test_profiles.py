@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.schema import SourceConfig
+from samplers.ledger import Ledger
 from samplers.profiles import (
     RowProfile,
     choices_for,
@@ -98,11 +99,17 @@ def test_a_run_keeps_the_profiles_that_it_began_with(rows: Path, tmp_path: Path)
     own = {"math": source(difficulty={"min": 0.2, "max": 0.8}), "nq": source()}
     ids = row_ids_of([str(rows)])["math"]
     write_profile(rows, [profile(ids[0], 0), profile(ids[1], 2), profile("of another file", 2)])
-    first = choices_for(own, [str(rows)], run, is_new=True)
+    choices_for(own, [str(rows)], run, keeps=True)  # of a start that died before its first step
+    write_profile(rows, [profile(ids[0], 0)])
+    first = choices_for(own, [str(rows)], run, keeps=True)
     assert {name: choice.rows.tolist() for name, choice in first.items()} == {"math": [1]}
+    ledger = Ledger(run / "ledger.jsonl")
+    ledger.begin({})
+    ledger.append_step(1, [], {})
     write_profile(rows, [profile(ids[0], 2)])
+    assert choices_for(own, [str(rows)], run, keeps=True)["math"].digest == first["math"].digest
     again = choices_for(own, [str(rows)], run)
     assert again["math"].digest == first["math"].digest
-    anew = choices_for(own, [str(rows)], run, is_new=True)
+    anew = choices_for(own, [str(rows)], run, afresh=True, keeps=True)
     assert anew["math"].rows.tolist() == [0, 1]
     assert "of another file" not in (run / "profile.jsonl").read_text()

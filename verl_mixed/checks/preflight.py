@@ -40,7 +40,7 @@ from verl_mixed.checks.config.rewards import reward_problems
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
 from verl_mixed.checks.config.session_rows import session_row_problems
 from verl_mixed.checks.config.sessions import given_session_problems, own_session_problems
-from verl_mixed.checks.config.sources import source_problems
+from verl_mixed.checks.config.sources import controller_warnings, source_problems
 from verl_mixed.checks.config.tools import tool_problems
 from verl_mixed.checks.config.unread import unread_problems
 from verl_mixed.checks.finding import Finding, problems
@@ -122,6 +122,7 @@ def preflight_warnings(config: Mapping[str, Any]) -> list[Finding]:
         *correction_warnings(config),
         *load_warnings(config),
         *rate_warnings(config),
+        *controller_warnings(config),
         *row_warnings(config),
     ]
 

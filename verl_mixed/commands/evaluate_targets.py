@@ -35,8 +35,8 @@ from verl_mixed.launch.evaluation import Target, evaluation_config
 from verl_mixed.launch.generated import forms_of, make_generated_data
 from verl_mixed.launch.plan import Plan, corpus_beside, make_plan
 from verl_mixed.run.checkpoints import lora_facts
-from verl_mixed.run.compose import load_config, nearest_key
-from verl_mixed.run.evaluations import evaluations_of
+from verl_mixed.run.compose import SHIPPED_EPOCHS, load_config, nearest_key
+from verl_mixed.run.evaluations import PROFILE, evaluations_of
 from verl_mixed.run.name import name_problems
 from verl_mixed.run.override import quoted, readable
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, absolute_if_local
@@ -83,7 +83,7 @@ def targets_of(
     else:
         targets = [_of_model(arguments, given, overrides, environ, say)]
     config = targets[0].plan.config
-    _refuse_missing_rows(targets[0])
+    _refuse_missing_rows(targets[0], "training" if arguments.of_training else "validation")
     # a run has checked its rows, and an evaluation does not need those of its training
     needs_check = run is None and arguments.config_of is None
     if problems := [*mixture_problems(config, data=needs_check), *media_problems(config)]:
@@ -236,6 +236,8 @@ def _plan(
     """The plan of --run, or the one that `train` would make, with a model where it names none."""
     if arguments.config_of is not None:
         return _plan_of_run(RunFolder(arguments.config_of), overrides)
+    if arguments.of_training:  # passes over rows that are still to be chosen cannot be counted
+        overrides = [*overrides, f"trainer.total_epochs={SHIPPED_EPOCHS}"]
     plan = make_plan(overrides, environ)
     if plan.generated is not None:
         if not plan.has_rows():
@@ -265,7 +267,7 @@ def _target(
     base_url: str = "",
     name: str = "",
 ) -> Target:
-    label = f"profile_{label}" if arguments.of_training else label
+    label = f"{PROFILE}{label}" if arguments.of_training else label
     folder = RunFolder(evaluations_of(run.path) / label)
     usual = "n" if arguments.of_training else "val_kwargs.n"
     samples = arguments.samples or int(at(plan.config, f"actor_rollout_ref.rollout.{usual}"))
@@ -284,6 +286,8 @@ def _target(
     )
     if arguments.of_training:
         config["data"] |= {"val_files": config["data"]["train_files"], "val_max_samples": -1}
+        sources: dict[str, Any] = config["mixed"]["sources"]
+        config["mixed"] |= {"sources": {name: _of_all_rows(own) for name, own in sources.items()}}
     selection = Selection(
         samples=samples,
         sources=tuple(sorted(arguments.source)),
@@ -301,11 +305,19 @@ def _target(
     )
 
 
+def _of_all_rows(source: Any) -> Any:
+    """Settings of a source without those that choose rows by the profile that is still to come."""
+    chooses = ("difficulty", "curriculum")
+    if not isinstance(source, Mapping):
+        return source
+    return {key: value for key, value in source.items() if key not in chooses}
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def _refuse_missing_rows(target: Target) -> None:
-    """Refuse sources without validation rows."""
+def _refuse_missing_rows(target: Target, split: str) -> None:
+    """Refuse sources without rows in the files of a split."""
     rows: Counter[str] = Counter()
     for file in files_at(target.plan.config, "data.val_files"):
         if file.endswith(".parquet"):
@@ -315,7 +327,7 @@ def _refuse_missing_rows(target: Target) -> None:
     known = ", ".join(f"{name} ({count})" for name, count in sorted(rows.items()))
     if unknown := [name for name in target.job.selection.sources if not rows[name]]:
         raise ValueError(
-            f"--source {unknown[0]}: the validation files have no rows of it; there are {known}"
+            f"--source {unknown[0]}: the {split} files have no rows of it; there are {known}"
         )
 
 

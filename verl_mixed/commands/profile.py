@@ -1,6 +1,7 @@
 """`verl-mixed profile`: how often each training row is solved, by a run's ledger or by a model."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from verl_mixed.commands import evaluate
@@ -47,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--step {arguments.step[1]}: a profile is of one step; name one")
     names, code = evaluate.names_in(arguments), GOOD
     folder = RunFolder(Path(names[0])) if names else None
-    if folder is not None and folder.config.is_file() and not arguments.step:
+    of_run = folder is not None and folder.config.is_file()
+    if folder is not None and of_run and not arguments.step and not arguments.base_url:
+        _refuse_choices(arguments, names)
         config, profiles = load_config(folder.config), of_ledger(folder)
     else:
         done = evaluate.evaluated(arguments, names, _say)
@@ -66,6 +69,27 @@ def run(arguments: argparse.Namespace) -> int:
     for path in written:
         _say(f"wrote {path}")
     return code
+
+
+def _refuse_choices(arguments: argparse.Namespace, names: Sequence[str]) -> None:
+    """Refuse what a ledger cannot follow."""
+    options = {
+        "--samples": arguments.samples,
+        "--source": arguments.source,
+        "--limit": arguments.limit,
+        "--sample": arguments.sample,
+        "--label": arguments.label,
+        "--retry-lost": arguments.retry_lost,
+        "--run": arguments.config_of,
+        "--model": arguments.model,
+        "--tokenizer": arguments.tokenizer,
+    }
+    given = [option for option, value in options.items() if value]
+    if given := [*given, *names[1:], *arguments.overrides]:
+        raise ValueError(
+            f"{given[0]}: without --step, the profile is that of the prompts that {names[0]} has "
+            "trained, and nothing can be chosen; leave it out, or name a --step"
+        )
 
 
 def _say(text: str) -> None:

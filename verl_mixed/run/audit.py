@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from agent_loop.metrics.mask_audit import MaskReport, audit_masks
@@ -11,6 +12,7 @@ from agent_loop.training.run_folder import read_metrics
 from config.lookup import at, files_at
 from config.schema import MixedConfig, load_section
 from samplers.audit import AuditReport, audit
+from samplers.curriculum import ChosenRows
 from samplers.ledger import LedgerEntry, Line, Outcome, read_ledger
 from samplers.mixture_plan import MixturePlan
 from samplers.planned import plan_for
@@ -23,10 +25,16 @@ SHOWN = 10
 """Most mask problems that are printed."""
 
 
-def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> MixturePlan:
+def plan_of(
+    config: Mapping[str, Any],
+    sizes: Mapping[str, int] | None = None,
+    run: Path | None = None,
+) -> MixturePlan:
     """The mixture plan that the trainer follows.
 
-    `sizes` is source -> rows; None counts the rows of the training files.
+    Args:
+        sizes: source -> rows; None counts the rows of the training files.
+        run: the folder of the run that trained by the plan; None: a start is planned.
 
     Raises:
         ValueError: the files cannot be read, or the mixture is impossible.
@@ -36,7 +44,10 @@ def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -
     if sizes is None:
         sizes = rows_of(files)
     are_there = all(sizes.values()) and all(os.path.exists(file) for file in files)
-    choices = choices_for(mixed.sources, files, mixed.run_dir) if are_there else {}
+    choices: dict[str, ChosenRows] = {}
+    if are_there:
+        afresh = run is None and at(config, "trainer.resume_mode") == "disable"
+        choices = choices_for(mixed.sources, files, run or mixed.run_dir, afresh=afresh)
     batch_size, rollout_n = (
         at(config, key) for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n")
     )
@@ -80,7 +91,7 @@ def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
     lines = read_ledger(folder.ledger)
     mixture = audit(
         lines,
-        plan_of(config),
+        plan_of(config, run=folder.path),
         in_flight="async" in str(at(config, "trainer.v1.trainer_mode")) and not over,
         row_ids=row_ids_of(files_at(config, "data.train_files")),
     )

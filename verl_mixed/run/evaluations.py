@@ -36,14 +36,21 @@ def evaluations_of(run: Path) -> Path:
     return run / "evaluations"
 
 
+PROFILE = "profile_"
+"""How the names of evaluations of training rows begin."""
+
+
 def summaries_of(run: Path) -> list[dict[str, Any]]:
-    """The `summary.json` of each complete evaluation, in order of step and label.
+    """The `summary.json` of each complete evaluation, in order of step and label; without those of
+    training rows, which `verl-mixed profile` tried.
 
     Raises:
         BrokenFile: one cannot be read.
     """
     found: list[dict[str, Any]] = []
     for path in sorted(evaluations_of(run).glob(f"*/{SUMMARY}")):
+        if path.parent.name.startswith(PROFILE):
+            continue
         try:
             found.append(dict(json.loads(path.read_text())))
         except (ValueError, TypeError) as error:

@@ -90,7 +90,7 @@ def _steps_of_epochs(folder: RunFolder, epochs: Any) -> int:
     from verl_mixed.run.audit import plan_of  # it reads parquet files, which others do not need
 
     try:
-        return plan_of(load_config(folder.config)).batches_of_passes(epochs)
+        return plan_of(load_config(folder.config), run=folder.path).batches_of_passes(epochs)
     except (ValueError, OSError):  # a start names the reason
         return 0
 

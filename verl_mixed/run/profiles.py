@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agent_loop.evaluation.records import Record
@@ -73,9 +74,20 @@ def _profiles(
 
 
 def write(config: Mapping[str, Any], profiles: Mapping[str, RowProfile]) -> list[str]:
-    """Write profiles beside the training files of a config; returns the files written."""
+    """Write profiles beside the training files of a config; returns the files written.
+
+    Raises:
+        ValueError: a training file is not there.
+    """
     written: list[str] = []
-    for path in files_at(config, "data.train_files"):
+    files = files_at(config, "data.train_files")
+    for path in files:
+        if not Path(path).exists():
+            raise ValueError(
+                f"{path}: this training file (data.train_files) is not there, and its profile "
+                "belongs beside it; put it back"
+            )
+    for path in files:
         ids = {row_id for own in row_ids_of([path]).values() for row_id in own}
         if own := [profile for row_id, profile in profiles.items() if row_id in ids]:
             write_profile(path, own)

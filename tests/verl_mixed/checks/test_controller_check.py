@@ -42,6 +42,17 @@ def test_what_can_be_kept_is_no_problem(run_environ: RunEnviron, overrides: tupl
         ),
         ((*CONTROLLED, "mixed.sources.math=null"), "with one source there is nothing to decide"),
         ((*CONTROLLED, "mixed.sources.math.ratio={0: 1, 9: 0.5}"), "math.ratio is a schedule"),
+        (
+            ("mixed.controller=worst", "data.train_batch_size=1", "mixed.control.window=3"),
+            "a window has 3 prompts, and 2 sources need 4",
+        ),
+        (
+            (
+                *("mixed.controller=worst", "mixed.unit=trajectories", "mixed.control.window=4"),
+                "mixed.sources.math.rollout_n=20",
+            ),
+            "mixed.sources.math: its floor of 0.05 is",
+        ),
         ((*CONTROLLED, "mixed.control.floor=0.6"), "the floors of taco, math sum to 1.2"),
         ((*CONTROLLED, "mixed.control.ceiling=0.4"), "the ceilings of taco, math sum to 0.8"),
         (
@@ -80,6 +91,12 @@ def test_what_cannot_be_kept_is_named(
     run_environ: RunEnviron, overrides: tuple[str, ...], words: str
 ):
     assert words in problems_of(run_environ, *overrides)
+
+
+def test_a_run_that_decides_nothing_is_said(run_environ: RunEnviron):
+    plan = make_plan([*CONTROLLED, "trainer.total_training_steps=8"], run_environ)
+    found = [str(warning) for warning in preflight_warnings(plan.config)]
+    assert any("decides after each 8 steps, and the run has 8" in words for words in found)
 
 
 def test_rows_without_a_profile_are_said(run_environ: RunEnviron):

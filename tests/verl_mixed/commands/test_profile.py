@@ -83,6 +83,41 @@ def test_a_model_tries_the_training_rows(run: Path, run_environ: RunEnviron):
     assert one.job.selection.samples == at(config, "actor_rollout_ref.rollout.n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--samples", "4"], ["--source", "math"], ["--limit", "3"], ["another"], ["mixed.seed=4"]],
+)
+def test_what_a_ledger_cannot_follow_is_refused(run: Path, capsys, words: list[str]):
+    trained(run, "math", "math:1", [1])
+    assert main(["profile", str(run), *words]) == 2
+    assert f"error: {words[0]}: without --step" in capsys.readouterr().err
+
+
+def test_a_server_that_is_named_beside_a_run_is_not_ignored(run: Path, capsys):
+    assert main(["profile", str(run), "--base-url", "http://127.0.0.1:1/v1"]) == 2
+    assert "RUN or MODEL, or --base-url URL, and not both" in capsys.readouterr().err
+
+
+def test_rows_that_are_to_be_chosen_by_a_profile_can_be_profiled(
+    run: Path, run_environ: RunEnviron
+):
+    words = ["profile", "--run", str(run), str(run)]
+    overrides = ["+mixed.sources.math.difficulty={min: 0.1, max: 0.9}"]
+    arguments = parser_for(words).parse_args(words)
+    arguments.config_of = None
+    arguments.step = [0]
+    [one] = targets_of(arguments, [str(run)], overrides, run_environ, lambda line: None)
+    assert at(one.plan.config, "mixed.sources.math.difficulty") is None
+
+
+def test_a_training_file_that_is_gone_is_named(run: Path, run_environ: RunEnviron, capsys):
+    trained(run, "math", "math:1", [1])
+    [file] = [name for name in run_environ["TRAIN_FILES"].split(",") if "math" in name]
+    Path(file).unlink()
+    assert main(["profile", str(run)]) != 0
+    assert f"{file}: this training file" in capsys.readouterr().err
+
+
 def test_several_steps_are_refused(run: Path, capsys):
     assert main(["profile", str(run), "--step", "1", "2"]) == 2
     assert "a profile is of one step" in capsys.readouterr().err

@@ -69,8 +69,8 @@ def test_a_ledger_with_decisions_is_audited_by_them(tmp_path: Path):
     assert all(row.error == 0 for row in ratio_rows([], lines))
 
 
-def _other(line: Line, window: int, **changes: object) -> Line:
-    is_it = isinstance(line, Decision) and line.window == window
+def _other(line: Line, number: int, /, **changes: object) -> Line:
+    is_it = isinstance(line, Decision) and line.window == number
     return replace(line, **changes) if is_it else line  # type: ignore[type-var]
 
 
@@ -95,6 +95,31 @@ def _other(line: Line, window: int, **changes: object) -> Line:
 def test_a_decision_that_does_not_follow_its_rule_is_named(tmp_path: Path, change, words: str):
     _, lines = write(tmp_path / "ledger.jsonl")
     assert words in problems([change(line) for line in lines])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prompts": {"b": 10, "c": 10}}, "has prompts of ['b', 'c'], want ['a', 'b', 'c']"),
+        ({"prompts": {"a": 9, "b": 9, "c": 9}}, "want numbers that sum to 20"),
+        ({"foreseen": {"a": "0", "b": "1", "c": "1"}}, "want fractions above 0"),
+        ({"window": 7}, "is window=7, want 2"),
+        ({"from_step": 7}, "on is written in step 4"),
+    ],
+)
+def test_a_decision_that_cannot_be_followed_is_a_problem_and_no_error(
+    tmp_path: Path, change: dict[str, object], words: str
+):
+    _, lines = write(tmp_path / "ledger.jsonl")
+    assert words in problems([_other(line, 2, **change) for line in lines])
+
+
+@pytest.mark.parametrize("kept", [0, 3, 5])
+def test_decisions_that_are_missing_are_a_problem(tmp_path: Path, kept: int):
+    _, lines = write(tmp_path / "ledger.jsonl")
+    without = [line for line in lines if not isinstance(line, Decision) or line.window <= kept]
+    words = f"step {2 * (kept + 1)} ends a window without a decision"
+    assert words in problems(without)
 
 
 def test_a_batch_that_does_not_follow_its_decision_is_named(tmp_path: Path):

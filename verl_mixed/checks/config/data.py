@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from agent_loop.rewards import REWARDS, Reward, default_reward, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
-from samplers.profiles import choices_for, draws_by_profile, read_profile, row_ids_of
+from samplers.profiles import choices_for, draws_by_profile, profiles_for, row_ids_of
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
 from samplers.rows.sources import seeds
 from verl_mixed.checks.config.modes import truncation_problem
@@ -154,7 +154,8 @@ def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
     for path in dict.fromkeys([*train, *validation]):
         yield from _cell_problems(config, rewards, path)
     try:
-        choices_for(sound_sources(config), train, str(at(config, "mixed.run_dir")))
+        run_dir, afresh = str(at(config, "mixed.run_dir")), _begins_again(config)
+        choices_for(sound_sources(config), train, run_dir, afresh=afresh)
     except ValueError as error:
         yield str(error)
     once = list(dict.fromkeys(map(os.path.abspath, validation)))
@@ -172,6 +173,10 @@ def row_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _unprofiled(config)
 
 
+def _begins_again(config: Mapping[str, Any]) -> bool:
+    return at(config, "trainer.resume_mode") == "disable"
+
+
 def _unprofiled(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Rows that are not drawn because they have no profile."""
     train, _ = _sound_rows(config)
@@ -183,7 +188,8 @@ def _unprofiled(config: Mapping[str, Any]) -> Iterator[Finding]:
     if not wanted:
         return
     with suppress(ValueError):  # the check of rows reports it
-        known = {row_id for path in train for row_id in read_profile(path)}
+        run_dir, afresh = str(at(config, "mixed.run_dir")), _begins_again(config)
+        known = profiles_for(train, run_dir, afresh=afresh)
         for name, ids in row_ids_of(train).items():
             lacking = sum(row_id not in known for row_id in ids)
             if name in wanted and 0 < lacking < len(ids):

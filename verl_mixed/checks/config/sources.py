@@ -10,12 +10,13 @@ from agent_loop.tools.limiter import rate_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
 from samplers.apportionment import exact_shares
-from samplers.decisions import MILLION
+from samplers.decisions import MILLION, Policy
 from samplers.mixture_plan import MAX_STEP
 from samplers.planned import policy_of
 from samplers.profiles import draws_by_profile
 from samplers.shares import steps_without_ratio
 from verl_mixed.checks.config.algorithm import is_count
+from verl_mixed.checks.finding import Finding, warning
 from verl_mixed.run.sections import named_sources, section_of, sound_sources, where_agents_are
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -137,13 +138,17 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
                         "worst"
                     )
     if mixed.on_change == "continue":
-        for name in mixed.ratios:
-            if draws_by_profile(mixed.sources[name]):
+        for name, source in mixed.sources.items():
+            if draws_by_profile(source):
                 yield (
                     f"mixed.on_change=continue with mixed.sources.{name}.difficulty or curriculum: "
                     "the order of its rows holds for one mixture; start a new run for another one"
                 )
-    policy = policy_of(mixed, dict.fromkeys(mixed.ratios, 1), batch_size)
+    common_n = at(config, f"{_ROLLOUT}.n", 1)
+    if not is_count(common_n):
+        return
+    trajectories = {name: mixed.sources[name].rollout_n or common_n for name in mixed.ratios}
+    policy = policy_of(mixed, trajectories, batch_size)
     if policy is None:
         return
     who = (
@@ -158,6 +163,13 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"mixed.on_change=continue with {who}: decisions hold for one mixture; start a new run "
             "for another one"
+        )
+    prompts = policy.window * policy.batch_size
+    if prompts < 2 * len(mixed.ratios):
+        yield (
+            f"mixed.control.window={policy.window} with {who}: a window has {prompts} prompts, and "
+            f"{len(mixed.ratios)} sources need {2 * len(mixed.ratios)}, so that none is left out; "
+            "raise it"
         )
     if policy.rule == "fixed":
         return
@@ -184,7 +196,6 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
     starts = exact_shares(
         {name: own.schedule[0] for name, own in mixed.sources.items() if own.takes_part}
     )
-    prompts = policy.window * policy.batch_size
     for name, start in starts.items():
         low, high = (Fraction(own[name], MILLION) for own in (policy.floors, policy.ceilings))
         if not low <= start <= high:
@@ -192,12 +203,36 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 f"mixed.sources.{name} starts with a share of {float(start):.3g}, and its floor is "
                 f"{float(low):g}, its ceiling {float(high):g}; change its ratio, floor or ceiling"
             )
-        if low * prompts < 1:
+        least = prompts * _share_of_prompts(policy, name, low)
+        if least < 1:
             yield (
-                f"mixed.sources.{name}: its floor of {float(low):g} is {float(low * prompts):.2g} "
-                f"prompts of a window of {policy.window} steps with {batch_size} prompts; raise "
-                "its floor or mixed.control.window until it is 1"
+                f"mixed.sources.{name}: its floor of {float(low):g} is {float(least):.2g} prompts "
+                f"of a window of {policy.window} steps with {batch_size} prompts; raise its floor "
+                "or mixed.control.window until it is 1"
             )
+
+
+def controller_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """A run that ends before it decides anything."""
+    mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
+    steps = at(config, "trainer.total_training_steps")
+    if mixed is None or mixed.controller == "off" or not is_count(steps):
+        return
+    if steps <= mixed.control.window:
+        yield warning(
+            "controller",
+            f"mixed.controller={mixed.controller} decides after each {mixed.control.window} steps, "
+            f"and the run has {steps}: its shares stay the ratios",
+            "lower mixed.control.window",
+        )
+
+
+def _share_of_prompts(policy: Policy, name: str, share: Fraction) -> Fraction:
+    """The smallest share of prompts that a source with a share of trajectories may have."""
+    if policy.unit != "trajectories":
+        return share
+    own, least = policy.trajectories[name], min(policy.trajectories.values())
+    return share / own / (share / own + (1 - share) / least)
 
 
 def _engine_problems(config: Mapping[str, Any]) -> Iterator[str]:
