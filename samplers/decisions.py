@@ -14,7 +14,8 @@ It is made in three steps:
    source that was at its floor for a long time rises as fast as any other.
 2. The shares are clipped: to the floor and ceiling of each source, and to the largest change since
    the window before. A source that never had a difference of rewards in a group is held at its
-   floor: its reward may be broken, and it teaches nothing.
+   floor, or at what the ceilings of the others leave: its reward may be broken, and it teaches
+   nothing.
 3. The shares become whole prompts. What a source is owed (its due minus what it had, in the unit of
    the shares) is added to its due of the window, so rounding errors do not sum up.
 
@@ -23,10 +24,11 @@ the window has 4, 2 and 2. Owed are 0, .4 and -.4 prompts. In the next window du
 1.2, so it has 4, 3 and 1, and owed are 0, -.2 and .2.
 
 With `unit: trained_tokens` a prompt's tokens are not known before it is trained. They are foreseen
-as those of the source's last window. What was foreseen wrong is owed: after each window a source
-lacks at most what was foreseen wrong in this window, of all sources together, and one prompt of
-each source. Errors of earlier windows are not in it, except what is more than half of a source's
-due of a window: it is made up for over several windows, so that no source is left out meanwhile.
+as those of the source's last window; without any, as the mean of the others. What was foreseen
+wrong is owed: after each window a source lacks at most what was foreseen wrong in this window, of
+all sources together, and one prompt of each source. Errors of earlier windows are not in it, except
+what is more than half of a source's due of a window: it is made up for over several windows, so
+that no source is left out meanwhile.
 """
 
 import math

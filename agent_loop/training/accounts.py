@@ -252,8 +252,8 @@ class Accounts(TrainerState):
         decision, self._window = self.plan.decide(self._window), []
         for source in decision.held:
             logger.warning(
-                "step=%d source=%s held at its floor: none of its %d prompts had trajectories with "
-                "different rewards; correct its reward or its rows",
+                "step=%d source=%s held at its lowest share: none of its %d prompts had "
+                "trajectories with different rewards; correct its reward or its rows",
                 *(self.global_steps, source, decision.inputs[source]["seen"]),
             )
         logger.info(

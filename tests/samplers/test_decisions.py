@@ -14,13 +14,14 @@ from samplers.decisions import (
     clipped,
     decide,
     first_decision,
+    mean_advantage,
     observed,
     shortcomings,
     whole,
 )
 from samplers.ledger import Decision
 from samplers.mixture_plan import MixturePlan
-from tests.samplers.test_windows import FACTS, SOURCES, entries, make_plan, policy
+from tests.samplers.test_windows import FACTS, SIZES, SOURCES, entries, make_plan, policy
 
 Facts = Mapping[str, tuple[int, float, int]]
 
@@ -86,6 +87,53 @@ def test_tokens_that_a_source_lacks_are_those_foreseen_wrong_in_one_window(
         wrong = sum(abs(tokens[s] - size[s] * before.prompts[s]) for s in SOURCES)
         most = wrong + sum(size.values())
         assert all(abs(after.owed[s]) <= most * MILLION for s in SOURCES)
+
+
+@given(
+    ratios=st.tuples(*[st.integers(1, 60)] * 3),
+    sizes=st.tuples(*[st.integers(50, 1000)] * 3),
+    first_masked=st.booleans(),
+)
+def test_each_share_of_tokens_is_reached_however_small(
+    ratios: tuple[int, int, int], sizes: tuple[int, int, int], first_masked: bool
+):
+    """Tokens of a prompt are constant, and in the first window those of `a` may all be masked."""
+    own = policy(rule="fixed", unit="trained_tokens")
+    plan = MixturePlan(SIZES, dict(zip(SOURCES, ratios, strict=True)), 10, 3, policy=own)
+    for number in range(80):
+        facts = {s: (2, 0.5, size) for s, size in zip(SOURCES, sizes, strict=True)}
+        if first_masked and not number:
+            facts["a"] = (2, 0.5, 0)
+        plan.decide(entries(plan, number, facts))
+    last = plan.decisions[-1]
+    assert all(abs(owed) <= 2 * sum(sizes) * MILLION for owed in last.owed.values())
+
+
+def test_a_source_at_its_floor_rises_when_its_pass_rate_falls():
+    plan = make_plan(rule="worst")
+    good, bad = {"a": (4, 0.5, 9), "b": (2, 0.5, 9), "c": (2, 0.5, 9)}, {"a": (0, 0.5, 9)}
+    for number in range(100):
+        plan.decide(entries(plan, number, good))
+    assert plan.decisions[-1].shares["a"] == 100_000
+    for number in range(100, 110):
+        plan.decide(entries(plan, number, good | bad))
+    assert plan.decisions[-1].shares["a"] > 300_000
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([0.1] * 8, 0.0),
+        ([1.1] * 10, 0.0),
+        ([], 0.0),
+        ([1.0], 0.0),
+        ([1.0, 0.0], 0.7071067811865475),
+        ([1e308, -1e308, 0.0], 2 / 3),
+        ([5e-324, 0.0], 0.7071067811865475),
+    ],
+)
+def test_the_advantage_of_equal_rewards_is_nothing_and_no_reward_overflows(rewards, expected):
+    assert mean_advantage(rewards) == pytest.approx(expected)
 
 
 @given(facts=st.lists(FACTS, min_size=2, max_size=4), rule=st.sampled_from(["progress", "worst"]))

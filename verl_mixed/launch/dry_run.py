@@ -7,6 +7,7 @@ names.
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import copy
 from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
@@ -40,6 +41,8 @@ def dry_run(
     raw = _raw_files(config)
     with TemporaryDirectory() as folder:
         prepared = Path(folder)
+        for profile in PREPARED.glob("*.profile.jsonl"):  # a start finds them beside its rows
+            copy(profile, prepared)
         plan = plan_of(config, choices, overrides, prepared)
         lines = [
             f"command      {shlex.join(['verl-mixed', 'train', *overrides])}",

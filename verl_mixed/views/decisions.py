@@ -65,8 +65,9 @@ def table_of(own: Decided) -> tuple[list[str], list[list[str]]]:
 def sentences(own: Decided) -> list[str]:
     """Which sources were held, and why."""
     return [
-        f"{source} was held at its floor from step {step} on: no group of it had trajectories with "
-        "different rewards. Its reward may be broken, or its rows are too hard or too easy."
+        f"{source} was held at its lowest share from step {step} on: no group of it had "
+        "trajectories with different rewards. Its reward may be broken, or its rows are too hard "
+        "or too easy."
         for source, step in own.held.items()
     ]
 

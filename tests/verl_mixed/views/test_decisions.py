@@ -148,7 +148,7 @@ def test_the_table_and_the_sentence_of_a_source_that_was_held(tmp_path: Path):
     assert head == ["steps", "a", "b", "c"] and len(rows) == 1 + STEPS // 2
     assert rows[0][:2] == ["1-2", "0.500: 10"]
     assert "held" in rows[-1][1] and rows[-1][1].startswith("0.100: 2 (pass 0.00, |A| 0.00)")
-    assert sentences(own)[0].startswith("a was held at its floor from step 5 on")
+    assert sentences(own)[0].startswith("a was held at its lowest share from step 5 on")
     described = describe_decisions(lines)
     assert described[1].startswith("decided by progress: share of prompts")
     assert len(described) == 3 + len(rows) + 1
@@ -162,7 +162,7 @@ def test_the_report_shows_decisions_and_shares_in_all_units(tmp_path: Path):
     write(folder / "ledger.jsonl")
     page = render([load_run(RunFolder(folder))])
     section = page.split('<h2 id="decided-shares">')[1].split("</section>")[0]
-    assert "a was held at its floor from step 5 on" in section
+    assert "a was held at its lowest share from step 5 on" in section
     assert "Share of prompts, decided by progress" in page
     assert "trained tokens" in page
 
