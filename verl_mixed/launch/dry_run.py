@@ -41,8 +41,9 @@ def dry_run(
     raw = _raw_files(config)
     with TemporaryDirectory() as folder:
         prepared = Path(folder)
-        for profile in PREPARED.glob("*.profile.jsonl"):  # a start finds them beside its rows
-            copy(profile, prepared)
+        for profile in PREPARED.glob("*/*.profile.jsonl"):  # a start finds them beside its rows
+            (prepared / profile.parent.name).mkdir(exist_ok=True)
+            copy(profile, prepared / profile.parent.name)
         plan = plan_of(config, choices, overrides, prepared)
         lines = [
             f"command      {shlex.join(['verl-mixed', 'train', *overrides])}",

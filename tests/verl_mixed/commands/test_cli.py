@@ -10,6 +10,8 @@ from typing import Any
 import hydra
 import pytest
 
+from config.lookup import files_at
+from samplers.profiles import RowProfile, row_ids_of, write_profile
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.cli import main
 from verl_mixed.launch.plan import make_plan
@@ -160,6 +162,25 @@ def test_raw_files_are_named_and_not_prepared_by_a_dry_run(
     file = Path("mine.json").absolute()
     assert f"first        {file}: its rows of kind json are prepared for source json" in said
     assert not Path("data").exists()
+
+
+@pytest.mark.slow
+def test_a_dry_run_finds_the_profiles_of_prepared_rows(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_environ(monkeypatch, run_environ)
+    Path("mine.json").write_text('[{"question": "1+1?", "answer": "2"}]')
+    entry = "+mixed.sources.mine={ratio: 1, kind: json, files: [mine.json], val_files: [mine.json]}"
+    overrides = [entry, "+mixed.sources.mine.difficulty={min: 0.1}"]
+    files = files_at(make_plan([entry], run_environ).config, "data.train_files")
+    [file] = [name for name in files if "prepared" in name]
+    [row_id] = row_ids_of([file])["mine"]
+    one = RowProfile(row_id=row_id, trials=2, passed=1, low=0.1, high=0.9, by="a test")
+
+    assert main(["train", "--dry-run", *overrides]) == 2
+    assert "source='mine' has no row to draw" in capsys.readouterr().err
+    write_profile(file, [one])
+    assert main(["train", "--dry-run", *overrides]) == 0, capsys.readouterr().err
 
 
 def without_settings(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:

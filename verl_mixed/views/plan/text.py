@@ -52,8 +52,8 @@ def describe(report: PlanReport) -> list[str]:
     policy = report.fingerprint.get("policy")
     decided_later = (
         [
-            f"shares are decided every {policy['window']} steps; the numbers of the run and of tool "
-            "calls are for the shares of the first window"
+            f"shares are decided every {policy['window']} steps; the numbers of the run and of "
+            "tool calls are for the shares of the first window"
         ]
         if policy
         else []
