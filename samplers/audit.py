@@ -131,9 +131,9 @@ def audit(
         by_step[entry.step][entry.source] += entry.outcome == "trained"
     worst, cumulative, due, found = _batches(by_step, plans)
     problems += _steps([end.step for end in ends])
-    problems += _few(found)
-    if plans[-1][1].policy is not None:
+    if plans[-1][1].policy is not None:  # first, because batches after a wrong decision differ too
         problems += _well_formed(lines, plans[-1][1])[1]
+    problems += _few(found)
     problems += _few(_decided(plans[-1][1], entries))
     problems += _few(_rows(entries, plans, row_ids))
     problems += _few(_twice(entries))
