@@ -98,6 +98,7 @@ class World:
             "fault_tool": "search" if lost else "",
             "fault": "HTTP 503" if lost else None,
             "trained_tokens": 1 - lost,
+            "turns": [{"tokens": 1}],
             "reward_parts": {"score": self.rewards[key]},
         }
 
