@@ -467,7 +467,7 @@ class ControlConfig(Section):
     weight e times as large (SEC's tau)."""
 
     speed: float = Field(default=4.0, gt=0, allow_inf_nan=False)
-    """`worst`: factor of a window's change of the logarithms of weights."""
+    """`worst`: factor of a window's change of the logarithms of shares."""
 
     emphasis: float = Field(default=0.2, ge=0, allow_inf_nan=False)
     """`worst`: how much a low pass rate counts beside slow progress (MT-GRPO's lambda)."""

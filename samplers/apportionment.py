@@ -69,9 +69,17 @@ def apportion(shares: Mapping[str, Fraction], seats: int) -> dict[str, int]:
             f"cannot apportion seats={seats} by shares={dict(shares)}: "
             "seats must be >= 0 and shares >= 0 with sum 1; pass the result of exact_shares"
         )
-    counts = {source: math.floor(seats * share) for source, share in shares.items()}
-    left = seats - sum(counts.values())
-    by_remainder = sorted(shares, key=lambda name: (counts[name] - seats * shares[name], name))
-    for source in by_remainder[:left]:
-        counts[source] += 1
-    return counts
+    return rounded({source: seats * share for source, share in shares.items()})
+
+
+def rounded(numbers: Mapping[str, Fraction]) -> dict[str, int]:
+    """Whole numbers beside the given ones with the same sum, by the method of `apportion`.
+
+    A sum that is no whole number is rounded.
+    """
+    found = {source: math.floor(number) for source, number in numbers.items()}
+    lacking = round(sum(numbers.values())) - sum(found.values())
+    by_remainder = sorted(numbers, key=lambda name: (found[name] - numbers[name], name))
+    for source in by_remainder[:lacking]:
+        found[source] += 1
+    return found

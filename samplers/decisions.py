@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
+from samplers.apportionment import rounded
 from samplers.ledger import Decision, LedgerEntry
 
 Rule = Literal["fixed", "progress", "worst"]
@@ -71,16 +72,16 @@ class Policy:
     trajectories: dict[str, int]
     """Source -> trajectories of a prompt."""
 
-    smoothing: float = 0.5
+    smoothing: float
     """Weight of the new window in the smoothed values of a rule, 0 to 1."""
 
-    temperature: float = 0.5
+    temperature: float
     """`progress`: smoothed mean absolute advantage that makes a share e times as large."""
 
-    speed: float = 4.0
+    speed: float
     """`worst`: factor of a window's change of the logarithms of shares."""
 
-    emphasis: float = 0.2
+    emphasis: float
     """`worst`: how much a low pass rate counts beside slow progress (MT-GRPO's lambda)."""
 
 
@@ -225,8 +226,7 @@ def _proposed(
     top = max(factor * state[source] for source in ratios)
     weights = {source: prior[source] * math.exp(factor * state[source] - top) for source in ratios}
     total = math.fsum(weights.values())
-    exact = {source: Fraction(weight / total) for source, weight in weights.items()}
-    return whole(exact, MILLION)
+    return rounded({s: Fraction(weight / total) * MILLION for s, weight in weights.items()})
 
 
 def _broken(policy: Policy, inputs: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -268,7 +268,7 @@ def clipped(
             shares[source] = bounded[source]
         left -= _sum(shares[source] for source in fixed or free)
         free = [source for source in free if source not in shares]
-    return whole(shares, None)
+    return rounded(shares)
 
 
 def mean_advantage(rewards: Sequence[float]) -> float:
@@ -282,21 +282,6 @@ def mean_advantage(rewards: Sequence[float]) -> float:
     away = [abs(reward - mean) for reward in scaled]
     spread = math.sqrt(math.fsum(distance**2 for distance in away) / (len(away) - 1))
     return math.fsum(away) / len(away) / spread if spread else 0.0
-
-
-def whole(numbers: Mapping[str, Fraction], total: int | None) -> dict[str, int]:
-    """Whole numbers beside the given ones with the same sum, the largest remainders rounded up.
-
-    Args:
-        total: the numbers are shares, and are multiplied by it; None takes them as they are.
-    """
-    scaled = {s: number * total if total else number for s, number in numbers.items()}
-    found = {source: math.floor(number) for source, number in scaled.items()}
-    lacking = (total or round(sum(scaled.values()))) - sum(found.values())
-    by_remainder = sorted(scaled, key=lambda s: (found[s] - scaled[s], s))
-    for source in by_remainder[:lacking]:
-        found[source] += 1
-    return found
 
 
 def _amounts(policy: Policy, inputs: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
@@ -372,7 +357,7 @@ def _executed(policy: Policy, decision: Decision) -> Decision:
         s: (share[s] * total / 2 if s in halved else share[s] * total + owed[s]) / size[s]
         for s in share
     }
-    return replace(decision, prompts=whole(exact, None))
+    return replace(decision, prompts=rounded(exact))
 
 
 def _sum(numbers: Iterable[Fraction]) -> Fraction:

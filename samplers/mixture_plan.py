@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplers import turns
 from samplers.apportionment import apportion, exact_shares
 from samplers.curriculum import ChosenRows, MappedOrder
-from samplers.decisions import MILLION, Policy, decide, first_decision, whole
+from samplers.decisions import MILLION, Policy, decide, first_decision
 from samplers.ledger import Decision, LedgerEntry
 from samplers.permutation import RowOrder, order_key
 from samplers.shares import Shares, steps_without_ratio
@@ -368,7 +368,7 @@ class MixturePlan:
                 self.sources, before[0], after[0], before[1], after[1], strict=True
             )
         }
-        return whole(shares, MILLION)
+        return apportion(shares, MILLION)
 
     def _counts_of(self, decision: Decision) -> list[int]:
         return [decision.prompts[name] for name in self.sources]

@@ -145,6 +145,15 @@ def draws_by_profile(source: SourceConfig) -> bool:
     return source.difficulty is not None or source.curriculum is not None
 
 
+def drawn_by_profile(sources: Mapping[str, SourceConfig]) -> dict[str, SourceConfig]:
+    """The sources of a run that draw their rows by their pass rates."""
+    return {
+        name: source
+        for name, source in sources.items()
+        if source.takes_part and draws_by_profile(source)
+    }
+
+
 def profiles_for(
     files: Sequence[str], run_dir: str | Path, *, afresh: bool = False
 ) -> dict[str, RowProfile]:
@@ -185,11 +194,7 @@ def choices_for(
     Raises:
         ValueError: a source has no row to draw, or a profile cannot be read.
     """
-    wanted = {
-        name: source
-        for name, source in sources.items()
-        if source.takes_part and draws_by_profile(source)
-    }
+    wanted = drawn_by_profile(sources)
     if not wanted:
         return {}
     profiles, ids = profiles_for(files, run_dir, afresh=afresh), row_ids_of(files)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from samplers.apportionment import apportion
 from samplers.decisions import (
     MILLION,
     clipped,
@@ -17,7 +18,6 @@ from samplers.decisions import (
     mean_advantage,
     observed,
     shortcomings,
-    whole,
 )
 from samplers.ledger import Decision
 from samplers.mixture_plan import MixturePlan
@@ -180,7 +180,7 @@ def test_clipped_shares_are_proportional_where_no_bound_holds(
     proposed: dict[str, int], data: st.DataObject
 ):
     names = sorted(proposed)
-    before = whole({name: Fraction(1, len(names)) for name in names}, MILLION)
+    before = apportion({name: Fraction(1, len(names)) for name in names}, MILLION)
     floors = {name: data.draw(st.integers(1, before[name])) for name in names}
     ceilings = {name: data.draw(st.integers(before[name], MILLION)) for name in names}
     own = replace(

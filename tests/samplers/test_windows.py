@@ -3,11 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.schema import ControlConfig
 from samplers.decisions import Policy
 from samplers.ledger import LedgerEntry
 from samplers.mixture_plan import MixturePlan
@@ -27,6 +29,7 @@ def policy(**settings: object) -> Policy:
         "ceilings": dict.fromkeys(SOURCES, 800_000),
         "max_change": 150_000,
         "trajectories": dict.fromkeys(SOURCES, 4),
+        **ControlConfig().model_dump(include={"smoothing", "temperature", "speed", "emphasis"}),
     }
     return Policy(**(own | settings))  # type: ignore[arg-type]
 
@@ -34,6 +37,28 @@ def policy(**settings: object) -> Policy:
 def make_plan(**settings: object) -> MixturePlan:
     own = policy(**settings)
     return MixturePlan(SIZES, {"a": 0.5, "b": 0.3, "c": 0.2}, own.batch_size, 3, policy=own)
+
+
+def trained(
+    step: int, source: str, facts: tuple[int, float, int], **changes: object
+) -> LedgerEntry:
+    """A group; `facts` are solved of 4, advantage, tokens."""
+    solved, advantage, tokens = facts
+    entry = LedgerEntry(
+        step=step,
+        source=source,
+        draw=0,
+        row=0,
+        row_id="",
+        outcome="trained",
+        trajectories=4,
+        reward_mean=solved / 4,
+        judged=4,
+        solved=solved,
+        advantage=advantage,
+        tokens=tokens,
+    )
+    return replace(entry, **changes)  # type: ignore[arg-type]
 
 
 def entries(
@@ -44,23 +69,7 @@ def entries(
     found: list[LedgerEntry] = []
     for step in range(window * plan.policy.window, (window + 1) * plan.policy.window):
         for source, count in plan.counts(step).items():
-            solved, advantage, tokens = facts[source]
-            found += [
-                LedgerEntry(
-                    step=step + 1,
-                    source=source,
-                    draw=0,
-                    row=0,
-                    row_id="",
-                    outcome="trained",
-                    trajectories=4,
-                    reward_mean=solved / 4,
-                    judged=4,
-                    solved=solved,
-                    advantage=advantage,
-                    tokens=tokens,
-                )
-            ] * count
+            found += [trained(step + 1, source, facts[source])] * count
     return found
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from samplers.audit import plans_in
 from samplers.decisions import MILLION
-from samplers.ledger import Decision, LedgerEntry, Line, PlanStart
-from samplers.mixture_plan import MixturePlan
+from samplers.ledger import Decision, LedgerEntry, Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,14 @@ class Decided:
 
 def decided(ledger: Sequence[Line]) -> Decided | None:
     """The decisions in a ledger; None if its run has fixed ratios."""
-    starts = [line for line in ledger if isinstance(line, PlanStart)]
-    plan = MixturePlan.from_description(starts[-1].plan) if starts else None
-    if plan is None or plan.policy is None:
+    plans = plans_in(ledger)
+    if not plans or (policy := plans[-1][1].policy) is None:
         return None
-    made = [line for line in ledger if isinstance(line, Decision)]
     return Decided(
-        rule=plan.policy.rule,
-        unit=plan.policy.unit,
-        window=plan.policy.window,
-        decisions=[plan.decisions[0], *made],
+        rule=policy.rule,
+        unit=policy.unit,
+        window=policy.window,
+        decisions=plans[-1][1].decisions,
     )
 
 

@@ -19,18 +19,8 @@ from verl_mixed.commands.evaluate_targets import targets_of
 from verl_mixed.commands.evaluate_weights import identity_of_model
 from verl_mixed.launch.evaluation import Target
 from verl_mixed.launch.plan import make_plan
-from verl_mixed.run.compose import save_config
 from verl_mixed.run.evaluations import Evaluation, validation_file
 from verl_mixed.run.state import RunFolder
-
-
-@pytest.fixture
-def run(run_environ: RunEnviron) -> Path:
-    """The folder of a run without a checkpoint."""
-    plan = make_plan([], run_environ)
-    plan.folder.path.mkdir(parents=True)
-    save_config(plan.config, plan.folder.config)
-    return Path("runs/trial")
 
 
 def targets(

@@ -13,16 +13,7 @@ from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.cli import main, parser_for
 from verl_mixed.commands.evaluate_targets import targets_of
 from verl_mixed.launch.plan import make_plan
-from verl_mixed.run.compose import save_config
 from verl_mixed.run.profiles import of_records
-
-
-@pytest.fixture
-def run(run_environ: RunEnviron) -> Path:
-    plan = make_plan([], run_environ)
-    plan.folder.path.mkdir(parents=True)
-    save_config(plan.config, plan.folder.config)
-    return Path("runs/trial")
 
 
 def trained(run: Path, source: str, row_id: str, counts: list[int], **changes: object) -> None:

@@ -10,7 +10,7 @@ from samplers.audit import audit
 from samplers.ledger import Decision, Ledger, LedgerEntry, Line, read_ledger
 from samplers.mixture_plan import MixturePlan
 from tests.fakes.run_folder import write_run
-from tests.samplers.test_windows import make_plan
+from tests.samplers.test_windows import make_plan, trained
 from verl_mixed.run.state import RunFolder
 from verl_mixed.views.decisions import decided, sentences, table_of, trained_in_units
 from verl_mixed.views.mixture_rows import ratio_rows
@@ -31,23 +31,10 @@ def write(path: Path, *, steps: int = STEPS) -> tuple[MixturePlan, list[Line]]:
     for step in range(1, steps + 1):
         entries = []
         for prompt in plan.take(plan.batch_size):
-            solved, advantage, tokens = FACTS[prompt.source]
-            entries.append(
-                LedgerEntry(
-                    step=step,
-                    source=prompt.source,
-                    draw=prompt.draw,
-                    row=prompt.row,
-                    row_id=f"{prompt.source}:{prompt.row}",
-                    outcome="trained",
-                    trajectories=4,
-                    reward_mean=solved / 4,
-                    judged=4,
-                    solved=solved,
-                    advantage=advantage,
-                    tokens=tokens,
-                )
-            )
+            where = {"draw": prompt.draw, "row": prompt.row}
+            name = f"{prompt.source}:{prompt.row}"
+            facts = FACTS[prompt.source]
+            entries.append(trained(step, prompt.source, facts, row_id=name, **where))
         window += entries
         decision = None
         if step % 2 == 0:

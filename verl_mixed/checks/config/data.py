@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from agent_loop.rewards import REWARDS, Reward, default_reward, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
-from samplers.profiles import choices_for, draws_by_profile, profiles_for, row_ids_of
+from samplers.profiles import choices_for, drawn_by_profile, profiles_for, row_ids_of
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
 from samplers.rows.sources import seeds
 from verl_mixed.checks.config.modes import truncation_problem
@@ -180,11 +180,7 @@ def _begins_again(config: Mapping[str, Any]) -> bool:
 def _unprofiled(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Rows that are not drawn because they have no profile."""
     train, _ = _sound_rows(config)
-    wanted = {
-        name
-        for name, source in sound_sources(config).items()
-        if source.takes_part and draws_by_profile(source)
-    }
+    wanted = drawn_by_profile(sound_sources(config))
     if not wanted:
         return
     with suppress(ValueError):  # the check of rows reports it

@@ -105,7 +105,7 @@ def _in_units(run: Run, names: Sequence[str]) -> list[Table]:
 def decisions(run: Run) -> Section:
     """What a controller decided; empty without one."""
     own = decided(run.ledger)
-    if own is None or not run.ledger:
+    if own is None:
         return Section(title="Decided shares", missing="No controller: the shares are the ratios.")
     curves = {
         source: [
