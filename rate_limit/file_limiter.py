@@ -393,7 +393,7 @@ class FileRateLimiter(RateLimiter):
     def _read(self) -> tuple[State, int]:
         """The state and the time; the lock must be held."""
         state, now_ns = self._file.read(), self._file.now_ns
-        self._stats.sample(now_ns, state.granted)
+        self._stats.sample(now_ns, state.granted, self._file.terms.epoch)
         return state, now_ns
 
     def _count_at_once(self, slot: _Slot) -> None:

@@ -87,9 +87,14 @@ class Stats:
                 # A forked child counts 0 waiting callers when a caller of its parent ends its wait.
                 counts[at + i] = max(0, counts[at + i] + n)
 
-    def sample(self, now_ns: int, granted: int) -> None:
-        """Write a sample of the calls granted until now, once a second."""
+    def sample(self, now_ns: int, granted: int, epoch: int) -> None:
+        """Write a sample of the calls granted until now, once a second.
+
+        A reset begins a new epoch. The next `count` writes, so that the reset clears no later call.
+        """
         self._now_ns = now_ns
+        if epoch != self._epoch:
+            self._epoch, self._written_ns = epoch, 0
         second = now_ns // SECOND_NS
         if second == self._sampled_s:
             return
@@ -135,7 +140,7 @@ class Stats:
         self._counts[0] = _MAGIC
         self._blocks: dict[str, tuple[Counts, int]] = {}  # source -> where its counters start
         self._sampled_s = -1
-        self._now_ns = self._written_ns = 0
+        self._now_ns = self._written_ns = self._epoch = 0
 
     def _claim(self) -> None:
         """Take a cell of the file with its previous sums."""

@@ -12,6 +12,7 @@ import pytest
 
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
 from rate_limit.snapshot import SourceSnapshot
+from rate_limit.state_file import boottime_ns
 from rate_limit.stats import reset, snapshot_of
 from tests.rate_limit.fake_clock import SECOND_NS, FakeClock
 
@@ -274,13 +275,15 @@ def test_n_calls_that_wait_together_are_n_waits(tmp_path: Path):
     assert found.waited_s == 4.0
 
 
-def test_a_reset_is_heard_by_the_living(tmp_path: Path):
-    limiter = FileRateLimiter(tmp_path / "rate", per_minute=60_000, burst=100)
-    for _ in range(50):
+def test_a_reset_is_heard_by_the_living_before_their_next_call(tmp_path: Path):
+    clock = FakeClock()
+    clock.now_ns = boottime_ns() + 60 * SECOND_NS  # the bucket is full after the reset
+    limiter = limiter_at(tmp_path / "rate", clock, burst=100)
+    for _ in range(3):
         limiter.acquire(source="nq")
     reset(tmp_path / "rate")
-    refused = 0
-    while not limiter.try_acquire(source="nq"):
-        refused += 1
-    nq = limiter.snapshot().sources["nq"]
-    assert (nq.granted, nq.refused) == (1, refused)
+    limiter.acquire(source="nq")  # at once, and within 10 ms
+    limiter.acquire(source="math")
+    found = limiter.snapshot()
+    assert {name: of.granted for name, of in found.sources.items()} == {"nq": 1, "math": 1}
+    assert found.granted == 2
