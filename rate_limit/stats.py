@@ -140,7 +140,8 @@ class Stats:
         self._counts[0] = _MAGIC
         self._blocks: dict[str, tuple[Counts, int]] = {}  # source -> where its counters start
         self._sampled_s = -1
-        self._now_ns = self._written_ns = self._epoch = 0
+        self._now_ns = self._written_ns = 0
+        self._epoch: int = 0
 
     def _claim(self) -> None:
         """Take a cell of the file with its previous sums."""

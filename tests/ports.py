@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 def free_ports(count: int) -> list[int]:
     """Ports that are free, and that the system gives to nobody before they are used: they are
-    below the ephemeral ports, and above those that Ray's workers take."""
+    below the ephemeral ports and those of tests/shell, and above those that Ray's workers take."""
     ports: list[int] = []
     with ExitStack() as held:
-        for port in random.Random().sample(range(20_000, 32_000), 100 + count):
+        for port in random.Random().sample(range(20_000, 30_000), 100 + count):
             try:
                 held.enter_context(socket.create_server(("127.0.0.1", port)))
             except OSError:
@@ -18,4 +18,4 @@ def free_ports(count: int) -> list[int]:
             ports.append(port)
             if len(ports) == count:
                 return ports
-    raise OSError(f"fewer than {count} of {100 + count} ports of 20000 to 32000 are free")
+    raise OSError(f"fewer than {count} of {100 + count} ports of 20000 to 30000 are free")

@@ -30,6 +30,7 @@ from agent_loop.training.advantage import (
 )
 from agent_loop.training.alarms import exceeds
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_GROUPS
+from agent_loop.training.run_folder import is_claimed
 from agent_loop.training.session_loss import SESSION_SHARE, session_loss_of
 from agent_loop.training.session_rules import faults_of_rows
 from agent_loop.training.trained_batch import (
@@ -54,6 +55,10 @@ logger = logging.getLogger(__name__)
 
 class MixtureError(RuntimeError):
     """The batch about to be trained is not the planned one."""
+
+
+class LauncherEnded(RuntimeError):
+    """The launcher was killed, and the tool server ended with it."""
 
 
 class OptimizerSteps(TrainerState):
@@ -116,9 +121,15 @@ class OptimizerSteps(TrainerState):
         Raises:
             MixtureError: a row is of another source than its uid says; or a session has several
                 rows, and a setting depends on how it is cut.
+            LauncherEnded: trajectories may have lost their tools, so that the step is not trained.
             TooManyFaults: see `_check_faults`.
         """
         trajectories = self._reading.result()
+        if self._is_launched and not is_claimed(self._run_dir):
+            raise LauncherEnded(
+                f"cannot train step={self.global_steps}: the launcher of this run ended, and its "
+                "tool server with it; start the same command again, and the step is repeated"
+            )
         for t in trajectories:
             if t.source != (planned := prompt_of(t.uid)[0]):
                 raise MixtureError(

@@ -3,6 +3,7 @@
 `ledger.jsonl` is in `samplers.ledger`.
 """
 
+import fcntl
 import json
 import math
 import re
@@ -19,8 +20,27 @@ STOP_FILE = "stop"
 """If this file is in a run's folder, the trainer saves a checkpoint after the step and ends."""
 
 
+LOCK_FILE = ".lock"
+"""The launcher that runs the run holds this file's lock; the kernel frees it when it ends."""
+
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file beside the checkpoints: the step of the last one, written when it is complete."""
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a launcher runs the run in this folder.
+
+    Raises:
+        OSError: the lock file cannot be read, or its file system has no locks.
+    """
+    try:
+        with (folder / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def checkpoint_folders(checkpoints: Path) -> dict[int, Path]:

@@ -41,7 +41,7 @@ from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.checkpoints import Checkpoints
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import OptimizerSteps
-from agent_loop.training.run_folder import STOP_FILE, MetricsFile
+from agent_loop.training.run_folder import STOP_FILE, MetricsFile, is_claimed
 from agent_loop.turns.loop_settings import own_limits_of
 from config.agents import BLOCKS, with_blocks
 from config.lookup import files_at
@@ -63,7 +63,8 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             MixedConfig, OmegaConf.to_container(config.mixed, resolve=True), "mixed"
         )
         self._limiter = self._settle_limiter(config)
-        run_dir = Path(self.mixed.run_dir)
+        self._run_dir = run_dir = Path(self.mixed.run_dir)
+        self._is_launched = is_claimed(run_dir)
         self.ledger = Ledger(run_dir / "ledger.jsonl")
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl")
         self.trajectory_dir = run_dir / "trajectories"

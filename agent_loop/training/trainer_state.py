@@ -115,6 +115,10 @@ class TrainerState:
     """Source -> prompts trained more than planned, over all steps of this process."""
 
     _step_metrics: dict[str, Any]
+    _run_dir: Path
+    _is_launched: bool = False
+    """Whether a launcher started this process; without one, nobody's end ends the run."""
+
     _stop_file: Path
     _saved_step: int
     _stopping: bool

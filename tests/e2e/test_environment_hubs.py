@@ -22,11 +22,11 @@ from tests.fakes.environment_hubs.rig import (
     bare,
     client_packages,
     forget_openenv,
-    free_port,
     opened,
     serving,
 )
 from tests.fakes.pinned_environment import cache_of, python_with
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.environments, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -76,7 +76,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @asynccontextmanager
 async def openenv_serving(python: Path, kind: str, most: int) -> AsyncIterator[tuple[str, Any]]:
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}"
     command = [python, HUBS / "openenv_server.py", kind, str(port), str(most)]
     async with serving(command, url) as program:
         yield url, program
@@ -174,7 +174,7 @@ async def verifiers_entry(
         env = ["PYTHONPATH", *(name for name in ("NLTK_DATA",) if name in os.environ)]
         yield {"use": "verifiers", "python": str(python), "env": env, "options": options}, None
         return
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}"
     module = "agent_loop.environments.verifiers_task:VerifiersTask"
     command = [python, "-m", "agent_loop.environments.serve", module, "--port", str(port)]
     async with serving(command, url, stdout=asyncio.subprocess.DEVNULL) as program:

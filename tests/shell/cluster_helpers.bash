@@ -19,8 +19,8 @@ make_site() {
   cp "${REPO_ROOT}/verl_mixed/checks/"{__init__,finding,hosts}.py "${CHECKOUT}/verl_mixed/checks"
   cp "${REPO_ROOT}/setup_cluster.sh" "${CHECKOUT}"
   make_programs
-  RAY_PORT="$(free_port)"
-  RAY_DASHBOARD_PORT="$(free_port)"
+  RAY_PORT="$(free_port 30000)"
+  RAY_DASHBOARD_PORT="$(free_port 31000)"
   export RAY_PORT RAY_DASHBOARD_PORT START_TIMEOUT_S=20 STOP_GRACE_S=5 RUN_GRACE_S=5 PATH="${SITE}/bin:${PATH}"
   unset MASTER_IP WORKER_NODES CONDA_ENV CONDA_PATH VENV WANDB_DIR RAY_TEMP_DIR RAY_AUTH_MODE RAY_DASHBOARD_HOST \
     SSH_USER SSH_PORT SSH_KEY SSH_OPTIONS SSH_JUMP REMOTE_REPO SHARED_DIRS NUM_CPUS NUM_GPUS OBJECT_STORE_MEMORY \
@@ -120,8 +120,18 @@ FAKE
   chmod +x "${SITE}"/bin/* "${SITE}"/venv/bin/*
 }
 
+# free_port FIRST: a port that no other test of this suite gets, and that the system gives to nobody: it is no ephemeral one.
 free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+  python3 - "$(($1 + BATS_SUITE_TEST_NUMBER))" <<'CODE'
+import socket, sys
+for port in int(sys.argv[1]), int(sys.argv[1]) + 500:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        continue  # another program has it
+    print(port)
+    break
+CODE
 }
 
 # on HOST CMD...: run it as the host would.

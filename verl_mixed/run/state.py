@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from agent_loop.training.run_folder import STOP_FILE, read_metrics, tracked_step, whole_checkpoint
+from agent_loop.training.run_folder import (
+    LOCK_FILE,
+    STOP_FILE,
+    is_claimed,
+    read_metrics,
+    tracked_step,
+    whole_checkpoint,
+)
 from config.lookup import flatten
 from config.schema import ControlConfig
 from samplers.disk import naming
@@ -102,7 +109,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.done = self.path / "done"
-        self._lock = self.path / ".lock"
+        self._lock = self.path / LOCK_FILE
 
     def link_log(self) -> None:
         """Make `logs/train_<time>.log` beside the folder of all runs, a link to `train.log`."""
@@ -139,21 +146,12 @@ class RunFolder:
         Raises:
             RunHeld: a process holds the lock and left no name.
         """
-        try:
-            lock = self._lock.open()
-        except FileNotFoundError:
-            return None
-        with lock:
-            try:
-                with naming(self._lock):
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if holder := self._written():
-                    return holder
-                raise RunHeld(
-                    f"{self.path} is held by a process that left no name in {self._lock}"
-                ) from error
-        return None
+        with naming(self._lock):
+            if not is_claimed(self.path):
+                return None
+        if holder := self._written():
+            return holder
+        raise RunHeld(f"{self.path} is held by a process that left no name in {self._lock}")
 
     def claimed_at(self) -> float:
         """When the run was last claimed, seconds since 1970; 0 if never."""

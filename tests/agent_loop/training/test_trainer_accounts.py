@@ -1,5 +1,6 @@
 """What our trainer reads, refuses and writes of a step, inside verl's own `step`."""
 
+import fcntl
 import json
 import math
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ from agent_loop.training import accounts, optimizer_steps
 from agent_loop.training import trainer as module
 from agent_loop.training.alarms import FaultWindow, TooManyFaults
 from agent_loop.training.file_writer import FileWriter
-from agent_loop.training.run_folder import read_lines
+from agent_loop.training.optimizer_steps import LauncherEnded
+from agent_loop.training.run_folder import LOCK_FILE, read_lines
 from agent_loop.training.trainer import MixedSeparateAsyncTrainer
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout
@@ -202,6 +204,20 @@ def test_a_mini_batch_that_stops_the_run_leaves_the_step_so_far_on_disk(
     assert books.ledger == []
     for words in ("step=1", "'infra_error': 2", "tool=search, last error: 503", "1.jsonl"):
         assert words in str(raised.value)
+
+
+def test_no_step_is_trained_after_the_launcher_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    books = Books(tmp_path, monkeypatch, [batch("a"), batch("b"), batch("c"), batch("d")])
+    books.trainer._run_dir, books.trainer._is_launched = tmp_path, True
+    with (tmp_path / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        books.step()
+    assert books.ledger == [["a", "b"]]
+    with pytest.raises(LauncherEnded, match=r"step=2: the launcher .* start the same command"):
+        books.step()
+    assert books.ledger == [["a", "b"]]
 
 
 def test_groups_that_the_filter_dropped_count_among_the_lost(

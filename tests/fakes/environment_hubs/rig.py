@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -63,12 +62,6 @@ async def opened(**entry: Any) -> AsyncIterator[Opened]:
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"left running: {left}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @asynccontextmanager
