@@ -29,7 +29,7 @@ def run(
 ) -> Job:
     job = job_of(name, demo, work, [*overrides, *CONTROL], steps)
     if killed:
-        finish_over_kills(job, with_tools=False)  # else rewards of a step are lost, and differ
+        finish_over_kills(job)
     else:
         finish(start(job.command, work, work / "out.txt"), work / "out.txt")
     return job

@@ -88,20 +88,13 @@ def wait_for(process: subprocess.Popen[bytes], out: Path, seen: Callable[[], boo
         time.sleep(0.005)
 
 
-def finish_over_kills(job: Job, *, with_tools: bool = True) -> None:
-    """Run a job to its end. Three processes are killed, and the command goes on each time.
-
-    Args:
-        with_tools: kill the launcher too, with which the tool server ends, so that the trajectories
-            of a step may be lost.
-    """
+def finish_over_kills(job: Job) -> None:
+    """Run a job to its end. Three processes are killed, and the command goes on each time."""
     for name, is_due, victim, code in (
         ("launcher", lambda: job.saved() >= 1, None, -signal.SIGKILL),
         ("loops", lambda: job.saved() >= 2, "ray::AgentLoopWorkerTQ", 1),
         ("driver", lambda: job.saved() >= 3, "ray::TaskRunner", 1),
     ):
-        if name == "launcher" and not with_tools:
-            continue
         with launched(job, f"{name}.txt") as (launcher, out):
             began = job.steps()
             wait_for(launcher, out, lambda b=began, due=is_due: due() and job.steps() > b)
