@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.training.run_folder import read_lines
+from samplers.ledger import Decision, read_ledger
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 600
 QUOTAS = {"taco": 3, "nq": 3, "math": 4}
 """Of a batch of 10."""
+
+CONTROL = ("mixed.control.window=1", "mixed.control.floor=0.1", "mixed.control.max_change=0.3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,11 @@ class Job:
             int(path.name.split("_")[-1]) >= 4 and not (path / "data.pt").exists()
             for path in (self.folder / "checkpoints").glob("global_step_*")
         )
+
+
+def decisions(job: Job) -> list[Decision]:
+    lines = read_ledger(job.folder / "ledger.jsonl")
+    return [line for line in lines if isinstance(line, Decision)]
 
 
 def job_of(mode: str, demo: Path, work: Path, overrides: Sequence[str], steps: int) -> Job:

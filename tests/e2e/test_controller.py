@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from samplers.ledger import Decision, LedgerEntry, read_ledger
+from samplers.ledger import LedgerEntry, read_ledger
 from samplers.profiles import RowProfile, row_ids_of, write_profile
-from tests.e2e.jobs import Job, finish, job_of, start
+from tests.e2e.jobs import CONTROL, Job, decisions, finish, job_of, start
 from tests.e2e.test_training import finish_over_kills
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder
 
 pytestmark = [
+    pytest.mark.algorithm,
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
@@ -21,7 +22,6 @@ pytestmark = [
 
 STEPS = 5
 ASYNC_STEPS = 3
-CONTROL = ("mixed.control.window=1", "mixed.control.floor=0.1", "mixed.control.max_change=0.3")
 
 
 def run(
@@ -35,10 +35,6 @@ def run(
     return job
 
 
-def decisions(job: Job) -> list[Decision]:
-    return [line for line in read_ledger(job.folder / "ledger.jsonl") if isinstance(line, Decision)]
-
-
 def audited(job: Job) -> list[LedgerEntry]:
     """The trained prompts of a run whose audit finds nothing."""
     report = audit_run(RunFolder(job.folder), load_config(job.folder / "config.yaml"))
@@ -47,7 +43,6 @@ def audited(job: Job) -> list[LedgerEntry]:
     return [line for line in lines if isinstance(line, LedgerEntry) and line.outcome == "trained"]
 
 
-@pytest.mark.algorithm
 def test_kills_at_any_step_give_the_same_decisions(
     demo: Path, tmp_path_factory: pytest.TempPathFactory
 ):
