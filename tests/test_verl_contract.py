@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from config.lookup import at
 from tests.verl_hooks import HOOKS, VLLM_SERVER, Hook
+from tests.verl_hooks.hook import source_of
 from verl_mixed.run.compose import REQUIRED, compose_config, resolve
 
 
@@ -378,7 +379,7 @@ def test_our_server_has_every_method_that_verl_calls_on_one():
 
     from agent_loop.cpu.rollout import HFServer
 
-    source = inspect.getsource(replica.RolloutReplica)
+    source = source_of(replica.RolloutReplica)
     called = {
         line.split("server.")[1].split(".remote")[0]
         for line in source.splitlines()

@@ -1,8 +1,10 @@
 """A place in verl's source that ours stands on."""
 
+import gc
 import inspect
 import pkgutil
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,23 @@ class Hook:
                 return f"does not take {lacking}"
         if not self.says:
             return None
-        source, at = inspect.getsource(found), 0
+        source, at = source_of(found), 0
         for line in self.says:
             at = source.find(line, at)
             if at < 0:
                 return f"no longer says {line!r}, or in another order"
         return None
+
+
+def source_of(found: Any) -> str:
+    """The source of a class, function or module.
+
+    For a class, Python parses its module. Before 3.11.8 the parser fails if a garbage collection in
+    the middle of it runs code that parses too, such as the printing of a traceback
+    (github.com/python/cpython/issues/106905).
+    """
+    gc.disable()
+    try:
+        return inspect.getsource(found)
+    finally:
+        gc.enable()
