@@ -58,7 +58,7 @@ class MixtureError(RuntimeError):
 
 
 class LauncherEnded(RuntimeError):
-    """The launcher was killed, and the tool server ended with it."""
+    """The launcher was killed, and with it ended the tool server that it had started."""
 
 
 class OptimizerSteps(TrainerState):
@@ -127,8 +127,9 @@ class OptimizerSteps(TrainerState):
         trajectories = self._reading.result()
         if self._is_launched and not is_claimed(self._run_dir):
             raise LauncherEnded(
-                f"cannot train step={self.global_steps}: the launcher of this run ended, and its "
-                "tool server with it; start the same command again, and the step is repeated"
+                f"cannot train step={self.global_steps}: the launcher of this run ended, and with "
+                "it any tool server that it had started; start the same command again, and the "
+                "step is repeated"
             )
         for t in trajectories:
             if t.source != (planned := prompt_of(t.uid)[0]):

@@ -19,7 +19,6 @@ from samplers.disk import write_whole
 STOP_FILE = "stop"
 """If this file is in a run's folder, the trainer saves a checkpoint after the step and ends."""
 
-
 LOCK_FILE = ".lock"
 """The launcher that runs the run holds this file's lock; the kernel frees it when it ends."""
 
