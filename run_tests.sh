@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Run every check: format, lint, types, import order, shell, tests. CI runs exactly this.
 #
-# Usage: run_tests.sh [--fast | --cluster | --long] [--help]
+# Usage: run_tests.sh [--fast] [--help]
+#        run_tests.sh (--nightly | --cluster | --long) [PATH...]
 #
 #   --fast     leave out the tests marked ray, slow, sandbox or nodes
+#   --nightly  only the tests marked nightly, and all property tests with 200 examples in place of 25: long simulations
+#              and kills, most rungs of the sandbox, most tests in a browser and over machines; with PATH only those there
 #   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
 #   --long     only the tests marked algorithm, model, toolservers, agents, environments, reasoning or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, stock MCP servers, stock agents, environments of other projects, tasks of reasoning-gym, vLLM
 #
@@ -35,7 +38,8 @@ SCRIPTS=(
   run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run requirements/renew.sh benchmarks/release_check.sh
   cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh tests/fakes/agents/*.sh
 )
-LONG="cluster or algorithm or model or toolservers or agents or environments or reasoning or vllm" # marks of tests that need an option of this script
+LONG="algorithm or model or toolservers or agents or environments or reasoning or vllm" # marks of --long
+OTHERS="nightly or cluster or ${LONG}"                                                  # marks of tests that need an option
 SUMMARY=()
 FAILED=0
 declare -A BESIDE_LOGS=() BESIDE_PIDS=() # name -> what it prints, and its process
@@ -131,13 +135,9 @@ show_from() {
 }
 
 main() {
-  local folders only=""
-  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside
-  # tests/rate_limit forks thousands of processes; a process without torch forks ten times as fast
-  beside=(
-    tests/rate_limit "tests/e2e tests/nodes" tests/agent_loop
-    "tests/samplers tests/verl_mixed/checks tests/verl_mixed/commands"
-  )
+  local only="" is_light="tests/rate_limit"
+  local -a paths=()
+  local -a selection=(-m "not (${OTHERS})") shell=(--print-output-on-failure) workers=(-n 2 --dist loadgroup --no-loadscope-reorder)
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -145,29 +145,30 @@ main() {
         return
         ;;
       --fast)
-        selection=(-m "not ray and not slow and not sandbox and not nodes and not (${LONG})")
+        selection=(-m "not (ray or slow or sandbox or nodes or ${OTHERS})")
         shell+=(--filter-tags '!slow')
-        beside=("tests/verl_mixed/checks tests/samplers" "tests/verl_mixed/commands tests/verl_mixed/launch tests/verl_mixed/views tests/rate_limit")
         ;;
+      --nightly) only="(nightly or hypothesis) and not (cluster or ${LONG})" ;;
       --cluster) only="cluster" ;;
-      --long) only="algorithm or model or toolservers or agents or environments or reasoning or vllm" ;;
-      *) die 2 "unknown option $1: see --help" ;;
+      --long) only="${LONG}" ;;
+      -*) die 2 "unknown option $1: see --help" ;;
+      *) paths+=("$1") ;;
     esac
     shift
   done
+  [[ -n "${only}" || ${#paths[@]} == 0 ]] || die 2 "PATH goes with --nightly, --cluster or --long; for others call pytest"
+  ((${#paths[@]})) || paths=(tests)
   cd -- "${REPO_ROOT}"
   install_programs
   bootstrap dev
-  if [[ -n "${only}" ]]; then
-    exec python -m pytest --durations=15 -m "${only}" tests
+  if [[ "${only}" == *nightly* ]]; then
+    exec python -m pytest --durations=10 "${workers[@]}" --hypothesis-profile=nightly -m "${only}" "${paths[@]}"
+  elif [[ -n "${only}" ]]; then
+    exec python -m pytest --durations=10 -m "${only}" "${paths[@]}"
   fi
   trap stop_beside EXIT
-  for folders in "${beside[@]}"; do
-    # shellcheck disable=SC2206 # several folders are several words
-    apart+=(${folders})
-    # shellcheck disable=SC2086 # the same
-    start_beside "pytest ${folders}" python -m pytest --durations=10 "${selection[@]}" ${folders}
-  done
+  # It forks thousands of processes, and a process without torch forks ten times as fast.
+  start_beside "pytest ${is_light}" python -m pytest --durations=10 "${selection[@]}" "${is_light}"
   start_beside bats bats "${shell[@]}" tests/shell
   start_beside pyright pyright
   stage "ruff format" ruff format --check .
@@ -175,12 +176,11 @@ main() {
   stage "lint-imports" lint-imports
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
-  stage "pytest" timeout --foreground "${BOUNDED[@]}" python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
+  stage "pytest" timeout --foreground "${BOUNDED[@]}" python -m pytest --durations=10 "${workers[@]}" "${selection[@]}" \
+    --ignore="${is_light}" tests
   stage_beside pyright
   stage_beside bats
-  for folders in "${beside[@]}"; do
-    stage_beside "pytest ${folders}"
-  done
+  stage_beside "pytest ${is_light}"
   printf '%s\n' "" "summary" "${SUMMARY[@]}"
   return "${FAILED}"
 }

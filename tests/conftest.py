@@ -1,64 +1,113 @@
 """What every test runs under."""
 
-import copy
 import faulthandler
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
-# No test may fail because the machine is busy.
-settings.register_profile("no_deadline", deadline=None)
-settings.register_profile("thorough", deadline=None, max_examples=3000)  # --hypothesis-profile
-settings.load_profile("no_deadline")
+# No test may fail because the machine is busy. --hypothesis-profile chooses another one.
+settings.register_profile("change", deadline=None, max_examples=25)
+settings.register_profile("nightly", deadline=None, max_examples=200)
+settings.register_profile("thorough", deadline=None, max_examples=3000)
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+)
+settings.load_profile("change")
 
 _SCREEN = pytest.StashKey[int]()
+_LEFT = pytest.StashKey[Counter[str]]()
+
+LANES = {
+    "nightly": ("nightly",),
+    "cluster": ("cluster",),
+    "long": (
+        *("algorithm", "model", "toolservers", "agents", "environments", "reasoning", "vllm"),
+    ),
+}
+"""Option of run_tests.sh -> the marks of the tests that only it runs."""
+
+SECONDS = {"ray": 40.0, "nodes": 20.0, "slow": 1.5, "sandbox": 0.6, "browser": 3.0}
+"""About what a test with a mark takes; one without any takes a twentieth of a second."""
+
+RUNS = ("tests/e2e/", "tests/nodes/", "tests/guides/")
+"""Folders whose tests start Ray in processes of its own, not in the one that runs the tests."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray come last: its threads outlive `ray.shutdown()`, and a crash of theirs
-    would end all that follow.
+    """A file's tests stay together, because they share fixtures, and the longest files come first.
 
+    Files that start Ray in the testing process come last: its threads outlive `ray.shutdown()`.
     A browser that starts slowly is no failure; what hangs is named before this limit.
     """
-    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+    seconds = defaultdict[str, float](float)
+    has_ray: set[str] = set()
     for item in items:
-        if item.get_closest_marker("browser") and not item.get_closest_marker("timeout"):
+        file = item.nodeid.partition("::")[0]
+        marks = {mark.name for mark in item.iter_markers()}
+        seconds[file] += max((SECONDS[mark] for mark in marks & SECONDS.keys()), default=0.05)
+        if "ray" in marks and not file.startswith(RUNS):
+            has_ray.add(file)
+        if item.config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(file))
+        if "browser" in marks and "timeout" not in marks:
             item.add_marker(pytest.mark.timeout(900))
+
+    def place(item: pytest.Item) -> tuple[bool, float, str]:
+        file = item.nodeid.partition("::")[0]
+        return file in has_ray, -seconds[file], file
+
+    items.sort(key=place)
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what another option of run_tests.sh runs."""
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        lane = next((name for name, its in LANES.items() if marks & {*its}), "")
+        item.config.stash[_LEFT][f"--{lane}".rstrip("-")] += 1
+        if hasattr(item.config, "workeroutput"):
+            item.config.workeroutput["left"] = dict(item.config.stash[_LEFT])  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All workers of xdist leave out the same tests."""
+    if left := getattr(node, "workeroutput", {}).get("left"):
+        node.config.stash[_LEFT] = Counter(left)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    left = terminalreporter.config.stash[_LEFT]
+    if left:
+        parts = (f"{count} to ./run_tests.sh {lane}".rstrip() for lane, count in left.items())
+        terminalreporter.write_line(f"left to other lanes: {', '.join(parts)}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Hydra reads each config file once: the same files of verl are composed a thousand times."""
-    if "hydra" not in sys.modules:
-        return
-    from hydra._internal.sources_registry import SourcesRegistry
-    from hydra.core.plugins import Plugins
+    """Hydra lays the same files over one another once, and not in each of a thousand tests."""
+    if "hydra" in sys.modules:
+        from tests.compose_once import compose_once
 
-    Plugins.instance()  # registers the class that reads files
-    source: Any = SourcesRegistry.instance().resolve("file")
-    read, known = source.load_config, dict[tuple[object, ...], Any]()
-
-    def load_config(self: Any, config_path: str) -> Any:
-        path = os.path.join(self.path, self._normalize_file_name(config_path))
-        if not os.path.isfile(path):
-            return read(self, config_path)
-        status = os.stat(path)
-        key = (path, self.path, self.provider, status.st_mtime_ns, status.st_size)
-        if key not in known:
-            known[key] = read(self, config_path)
-        return copy.deepcopy(known[key])
-
-    source.load_config = load_config
+        compose_once()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SCREEN] = os.dup(2)  # what is captured is lost in a crash
+    config.stash[_LEFT] = Counter()
 
 
 def pytest_runtest_call(item: pytest.Item) -> None:

@@ -7,7 +7,7 @@ from itertools import permutations, product
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster.placement import (
@@ -96,7 +96,6 @@ CROSSED = Need(
 """Fits where the larger node does not take the larger group."""
 
 
-@settings(max_examples=300, deadline=None)
 @given(need=NEEDS, nodes=NODES)
 @example(need=CROSSED, nodes=[Node(cpus=20, gpus=4), Node(cpus=20, gpus=3)])
 def test_a_need_has_problems_exactly_where_no_placement_meets_it(need: Need, nodes: list[Node]):

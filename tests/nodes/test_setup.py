@@ -47,6 +47,7 @@ def test_setup_joins_all_hosts_and_status_shows_them(joined: Operator):
     assert f"-L 8265:127.0.0.1:8265 -J {joined.site.gateway.address}" in shown
 
 
+@pytest.mark.nightly
 def test_the_dashboard_is_where_status_says(joined: Operator):
     shown = joined.run("setup_cluster.sh status").stdout
     (tunnel,) = re.findall(r"through: (ssh -N .*)", shown)
@@ -63,6 +64,7 @@ def test_a_second_setup_leaves_all_alone(joined: Operator):
     assert [raylets(host) for host in joined.site.hosts] == before
 
 
+@pytest.mark.nightly
 def test_what_setup_recorded_need_not_be_said_again(joined: Operator):
     silent = Operator(site=joined.site)
     shown = silent.run("setup_cluster.sh status", MASTER_IP=joined.settings["MASTER_IP"]).stdout
@@ -85,6 +87,7 @@ def test_a_join_without_the_token_is_refused(joined: Operator, mode: str):
     assert [words[2] for words in table(shown).values()] == ["alive"] * 3
 
 
+@pytest.mark.nightly
 def test_the_token_is_for_its_owner_alone_and_in_no_command_line(joined: Operator):
     record = REPOSITORY / ".cluster" / joined.settings["MASTER_IP"] / "token"
     token = joined.site.jumphost.path(record).read_text()
@@ -98,6 +101,7 @@ def test_the_token_is_for_its_owner_alone_and_in_no_command_line(joined: Operato
         assert not any(token in line for line in host.processes().values())
 
 
+@pytest.mark.nightly
 def test_a_dry_run_changes_nothing_anywhere(can_have_sites: None):
     with site_up() as site:
         before = [left_on(machine) for machine in site.machines]
@@ -107,6 +111,7 @@ def test_a_dry_run_changes_nothing_anywhere(can_have_sites: None):
         assert [left_on(machine) for machine in site.machines] == before
 
 
+@pytest.mark.nightly
 def test_logs_are_those_of_the_host(joined: Operator):
     for word in ("node1", joined.site.hosts[2].address):
         shown = joined.run(f"setup_cluster.sh logs {word}").stdout
@@ -114,6 +119,7 @@ def test_logs_are_those_of_the_host(joined: Operator):
         assert "raylet." in shown
 
 
+@pytest.mark.nightly
 def test_attach_shows_the_session(joined: Operator):
     attach = f"cd {REPOSITORY} && timeout 5 script -qc './setup_cluster.sh attach node0' /dev/null"
     shown = joined.site.jumphost.run(attach, env=joined.settings, check=False).stdout
@@ -150,6 +156,7 @@ def test_restart_starts_every_node_anew(joined: Operator):
     assert [words[2] for words in table(shown).values()] == ["alive"] * 3
 
 
+@pytest.mark.nightly
 def test_a_dead_worker_does_not_stop_the_others(can_have_sites: None):
     with site_up() as site:
         site.kill(site.hosts[1])
@@ -159,6 +166,7 @@ def test_a_dead_worker_does_not_stop_the_others(can_have_sites: None):
         assert len(raylets(site.hosts[0])) == 1
 
 
+@pytest.mark.nightly
 def test_a_session_of_somebody_else_is_left_alone_and_named(can_have_sites: None):
     with site_up() as site:
         site.hosts[0].run("tmux new -d -s head 'sleep 1000'")
@@ -168,6 +176,7 @@ def test_a_session_of_somebody_else_is_left_alone_and_named(can_have_sites: None
         assert "sleep 1000" in site.hosts[0].processes().values()
 
 
+@pytest.mark.nightly
 def test_without_the_gateway_no_host_is_reached(can_have_sites: None):
     with site_up() as site:
         failed = operator_of(site).run("setup_cluster.sh setup", expected=1, SSH_JUMP="")
@@ -190,6 +199,7 @@ def test_a_hosts_file_says_the_same_as_the_settings(can_have_sites: None):
         assert not any(raylets(host) for host in site.hosts)
 
 
+@pytest.mark.nightly
 def test_sync_brings_this_checkout_to_every_host(can_have_sites: None):
     with site_up() as site:
         folder = Path("/srv/synced")
@@ -214,6 +224,7 @@ def test_sync_brings_this_checkout_to_every_host(can_have_sites: None):
         assert "differ" not in operator.run("setup_cluster.sh doctor").stdout
 
 
+@pytest.mark.nightly
 def test_sync_leaves_a_checkout_of_git_alone(can_have_sites: None):
     with site_up() as site:
         changed = REPOSITORY / "README.md"

@@ -53,6 +53,7 @@ def has_network(machine: Machine, of: Machine) -> bool:
     return of.run(connect, check=False).returncode == 0
 
 
+@pytest.mark.nightly
 def test_the_jumphost_reaches_the_hosts_through_the_gateway_only(site: Site):
     for host in site.hosts:
         through = site.jumphost.run(f"{SSH} -J {site.gateway.address} {host.address} hostname")
@@ -62,6 +63,7 @@ def test_the_jumphost_reaches_the_hosts_through_the_gateway_only(site: Site):
         assert "Network is unreachable" in straight.stderr
 
 
+@pytest.mark.nightly
 def test_a_machine_has_files_processes_and_a_name_of_its_own(site: Site):
     one, other = site.hosts[0], site.hosts[1]
     one.run("touch /root/a /tmp/b /dev/shm/c /etc/d; tmux new -d -s mine")
@@ -73,12 +75,14 @@ def test_a_machine_has_files_processes_and_a_name_of_its_own(site: Site):
     assert (one.run("hostname").stdout, other.run("hostname").stdout) == ("host1\n", "host2\n")
 
 
+@pytest.mark.nightly
 def test_runs_are_one_folder_on_all_hosts(site: Site):
     site.hosts[0].run(f"echo here > {REPOSITORY}/runs/file")
     assert site.hosts[2].path(REPOSITORY / "runs/file").read_text() == "here\n"
     assert not site.jumphost.path(REPOSITORY / "runs/file").exists()
 
 
+@pytest.mark.nightly
 def test_a_machine_sees_the_python_environment_and_no_other_file_of_this_one(site: Site):
     host = site.hosts[0]
     assert (
@@ -91,6 +95,7 @@ def test_a_machine_sees_the_python_environment_and_no_other_file_of_this_one(sit
     assert not {"home", "opt", "mnt"} & set(host.run("ls /").stdout.split())
 
 
+@pytest.mark.nightly
 def test_a_machine_that_died_starts_again_with_its_disk(site: Site):
     host = site.hosts[1]
     host.run("echo kept > /root/a; echo lost > /tmp/b; sync")
@@ -103,6 +108,7 @@ def test_a_machine_that_died_starts_again_with_its_disk(site: Site):
     assert site.jumphost.run(f"{SSH} -J {jump} host2 cat a").stdout == "kept\n"
 
 
+@pytest.mark.nightly
 def test_a_machine_without_network_goes_on_alone(site: Site):
     host = site.hosts[1]
     assert has_network(host, of=site.gateway)
@@ -113,6 +119,7 @@ def test_a_machine_without_network_goes_on_alone(site: Site):
     assert has_network(host, of=site.gateway)
 
 
+@pytest.mark.nightly
 def test_two_sites_do_not_see_each_other(site: Site):
     other = Site()
     try:
@@ -139,6 +146,7 @@ def test_a_closed_site_leaves_nothing(can_have_sites: None):
         assert not in_use(namespaces)
 
 
+@pytest.mark.nightly
 def test_a_site_goes_with_the_process_that_made_it_however_that_ends(can_have_sites: None):
     program = "from tests.nodes.site import Site; print(Site().state(), flush=True); input()"
     with subprocess.Popen(

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rate_limit import shares
@@ -132,7 +132,6 @@ def assert_no_window_holds_too_many(passed: list[tuple[int, str, int]], rate: Ra
         assert level > -1 / per_call - Fraction(len(passed), 10**6)
 
 
-@settings(max_examples=300)
 @given(rate=rates, history=st.lists(calls, max_size=60))
 def test_no_window_of_any_history_holds_more_than_burst_plus_rate_times_time(rate, history):
     callers = Callers(rate)
@@ -145,7 +144,6 @@ def test_no_window_of_any_history_holds_more_than_burst_plus_rate_times_time(rat
     assert_no_window_holds_too_many(callers.passed, rate)
 
 
-@settings(max_examples=200)
 @given(rate=rates, history=st.lists(calls, max_size=30), pause_ns=st.integers(1, SECOND_NS))
 def test_nobody_passes_in_a_pause_nor_in_a_burst_after_it(rate, history, pause_ns):
     callers = Callers(rate)

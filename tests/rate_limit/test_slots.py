@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rate_limit.gcra import LimiterTimeout
@@ -375,7 +375,6 @@ async def test_who_is_not_first_keeps_to_its_own_timeout(path: Path):
     await first
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), tasks=st.integers(1, 30), count=st.integers(1, 4))
 def test_cancelled_at_any_moment_a_waiter_loses_neither_slot_nor_turn(
     tmp_path_factory: pytest.TempPathFactory, seed: int, tasks: int, count: int

@@ -256,12 +256,13 @@ def hold_by_tasks_for_ever(
 
 
 @pytest.mark.slow
-def test_200_kills_under_load_leave_all_slots_free(path: Path):
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.nightly)])
+def test_kills_under_load_leave_all_slots_free(path: Path, kills: int):
     slots, chance = FileSlots(path, 3), random.Random(7)
     grants = FORK.Value("i", 0, lock=False)  # a killed process must not keep its lock
     with processes() as start:
         running = [start(hold_by_tasks_for_ever, slots, grants) for _ in range(6)]
-        for _ in range(200):
+        for _ in range(kills):
             victim = running.pop(chance.randrange(len(running)))
             victim.kill()
             victim.pipe.close()

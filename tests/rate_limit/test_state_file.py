@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from filelock import FileLock
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rate_limit import state_file
@@ -147,7 +147,6 @@ def test_who_may_not_wait_does_not_wait_for_a_file_that_another_is_making(tmp_pa
     file.unlock()
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_a_record_cut_short_or_with_any_byte_changed_is_never_believed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -175,7 +175,6 @@ def test_a_kill_while_gpus_are_lent_loses_no_prompt(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
 @given(
     fates=st.fixed_dictionaries(
         {name: st.tuples(st.floats(0, 0.9), st.integers(0, 20)) for name in SIZES}

@@ -97,8 +97,12 @@ def ticks_a_step(ends: list[int]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.8])
-@pytest.mark.parametrize(("warmup", "steps"), [(1, 100), (4, 400)])
+@pytest.mark.parametrize(
+    "share", [0.1, *(pytest.param(s, marks=pytest.mark.nightly) for s in (0.3, 0.8))]
+)
+@pytest.mark.parametrize(
+    ("warmup", "steps"), [(1, 100), pytest.param(4, 400, marks=pytest.mark.nightly)]
+)
 def test_exact_batches_come_as_fast_as_verls(
     share: float, warmup: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

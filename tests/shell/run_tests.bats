@@ -2,6 +2,8 @@
 # run_tests.sh: stages, summary, exit codes. Every tool is a stand-in that records its call.
 bats_require_minimum_version 1.5.0
 
+LONG="algorithm or model or toolservers or agents or environments or reasoning or vllm"
+
 setup() {
   load helpers
   make_checkout
@@ -19,9 +21,12 @@ setup() {
   [[ "${output}" == *"--fast"* ]]
 }
 
-@test "an unknown option is exit 2" {
+@test "an unknown option is exit 2, and so is a path where all are run" {
   run "${CHECKOUT}/run_tests.sh" --slow
   [ "${status}" -eq 2 ]
+  run "${CHECKOUT}/run_tests.sh" tests/samplers
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"PATH goes with --nightly"* ]]
 }
 
 @test "every stage runs and is summed up" {
@@ -79,19 +84,27 @@ END
 @test "--fast leaves out what is slow, and the real runs" {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
-  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox and not nodes" "${CALLS}")" -eq 3 ]
+  [ "$(grep -c -- "pytest .*-m not (ray or slow or sandbox or nodes or nightly or cluster or ${LONG}) " "${CALLS}")" -eq 2 ]
   grep -q -- "bats --print-output-on-failure --filter-tags !slow" "${CALLS}"
-  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 3 ]
+  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 2 ]
 }
 
-@test "the real runs, the limiter and the samplers go beside the other checks and are summed up" {
+@test "one run with two workers has all folders but that of the limiter, which goes beside it" {
   run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 0 ]
-  for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes tests/verl_mixed/checks; do
-    grep -qE "^ok       pytest .*${folder}[ (]" <<<"${output}"
-    grep -q -- "pytest .*-m not (cluster or algorithm or model or toolservers or agents or environments or reasoning or vllm) .*${folder}" "${CALLS}"
-    grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
-  done
+  [ "$(grep -c -- "pytest .*-m not (nightly or cluster or ${LONG}) " "${CALLS}")" -eq 2 ]
+  grep -q -- "pytest .*-n 2 --dist loadgroup .* --ignore=tests/rate_limit tests$" "${CALLS}"
+  grep -q -- "pytest .* tests/rate_limit$" "${CALLS}"
+  grep -qE "^ok       pytest tests/rate_limit \(" <<<"${output}"
+}
+
+@test "--nightly runs what is left to the night, and property tests with more examples" {
+  run "${CHECKOUT}/run_tests.sh" --nightly
+  [ "${status}" -eq 0 ]
+  grep -q -- "pytest .*--hypothesis-profile=nightly -m (nightly or hypothesis) and not (cluster or ${LONG}) tests$" "${CALLS}"
+  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 1 ]
+  run "${CHECKOUT}/run_tests.sh" --nightly tests/samplers
+  grep -q -- "pytest .* tests/samplers$" "${CALLS}"
 }
 
 @test "--cluster runs the training over several machines, and nothing else" {
@@ -104,6 +117,6 @@ END
 @test "--long runs each algorithm, the pretrained model and vLLM, and nothing else" {
   run "${CHECKOUT}/run_tests.sh" --long
   [ "${status}" -eq 0 ]
-  grep -q -- "pytest .*-m algorithm or model or toolservers or agents or environments or reasoning or vllm tests" "${CALLS}"
+  grep -q -- "pytest .*-m ${LONG} tests" "${CALLS}"
   [ "$(grep -c -- "pytest " "${CALLS}")" -eq 1 ]
 }

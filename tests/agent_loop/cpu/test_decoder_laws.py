@@ -168,7 +168,6 @@ def model() -> LlamaForCausalLM:
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
 @given(schedules(), st.sampled_from([1 << 30, 40_000]))
 def test_sharing_prefixes_changes_no_token_and_no_log_prob(exact_model, schedule, size_bytes):
     shared = play(exact_model, schedule, prefix_cache_bytes=size_bytes)

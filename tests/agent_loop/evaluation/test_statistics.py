@@ -162,7 +162,14 @@ def test_drawn_patterns_agree_with_all_of_them():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("prompts", "samples"), [(8, 1), (30, 1), (100, 2)])
+@pytest.mark.parametrize(
+    ("prompts", "samples"),
+    [
+        (8, 1),
+        pytest.param(30, 1, marks=pytest.mark.nightly),
+        pytest.param(100, 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_same_policy_is_called_better_or_worse_in_one_of_twenty_looks_at_most(
     prompts: int, samples: int
 ):
@@ -197,7 +204,12 @@ def test_both_sides_of_a_prompt_have_the_same_number_of_samples():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first_samples", "last_samples", "lost"), [(1, 8, 0.0), (16, 1, 0.0), (8, 8, 0.85)]
+    ("first_samples", "last_samples", "lost"),
+    [
+        (1, 8, 0.0),
+        pytest.param(16, 1, 0.0, marks=pytest.mark.nightly),
+        pytest.param(8, 8, 0.85, marks=pytest.mark.nightly),
+    ],
 )
 def test_an_unchanged_policy_has_a_verdict_in_one_of_twenty_looks_with_other_numbers_of_samples(
     first_samples: int, last_samples: int, lost: float

@@ -340,7 +340,6 @@ def test_a_verdict_that_is_none_is_refused(said: Any):
 STEPS = st.sampled_from(["go on", "again", "rewrite", "forget", "fork", "other tools"])
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, max_size=8), side_by_side=st.booleans())
 def test_each_token_that_the_policy_sampled_is_in_one_row_whatever_the_agent_does(
     steps: list[str], side_by_side: bool

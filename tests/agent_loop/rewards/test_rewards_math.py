@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.rewards import Attempt, killable_pool, math_forms, math_pool, reward_for
@@ -490,7 +490,13 @@ print("fine")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["module", "file", "stdin", "text"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "module",
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("file", "stdin", "text")),
+    ],
+)
 def test_a_program_without_a_guard_that_forks_is_judged_for_too(tmp_path, how):
     """As a file it would be run again by each process, if those imported it."""
     (tmp_path / "forks.py").write_text(FORKS)
@@ -523,7 +529,6 @@ def test_its_processes_end_with_a_process_that_is_killed():
     assert len(children) >= killable_pool.WORKERS and not alive
 
 
-@settings(max_examples=25, deadline=None)
 @given(INTEGERS, INTEGERS)
 def test_a_square_is_what_it_multiplies_out_to(a, b):
     text, other = f"(x+({a}))^2", f"x^2+({2 * a})x+({a * a})"

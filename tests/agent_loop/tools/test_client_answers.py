@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.tools.protocol import (
@@ -244,7 +244,6 @@ def test_any_bytes_are_a_body_or_malformed(call, body, charset):
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
 
-@settings(max_examples=25, deadline=None)
 @given(tool_calls, st.integers(200, 599), bodies)
 def test_any_answer_is_a_result_or_a_typed_fault(call, status, body):
     async def ask() -> None:

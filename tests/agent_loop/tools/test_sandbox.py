@@ -265,7 +265,7 @@ while True: pass"""
         yield sandbox
 
 
-@pytest.fixture(params=["bubblewrap", "landlock"])
+@pytest.fixture(params=["bubblewrap", pytest.param("landlock", marks=pytest.mark.nightly)])
 def starved(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     if os.geteuid() != 0:
         pytest.skip("only root can start a process of real-time priority")
@@ -273,7 +273,7 @@ def starved(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         yield sandbox
 
 
-@pytest.fixture(params=["bubblewrap", "landlock"])
+@pytest.fixture(params=["bubblewrap", pytest.param("landlock", marks=pytest.mark.nightly)])
 def shared(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A sandbox whose programs get a third of a processor."""
     with beside(request.param, 2) as sandbox:

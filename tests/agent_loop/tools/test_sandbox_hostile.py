@@ -67,7 +67,10 @@ def judge_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], JudgedR
             rung,
             hostile,
             id=f"{rung}-{hostile.name}",
-            marks=pytest.mark.skipif(bool(missing(rung)), reason=missing(rung)),
+            marks=[
+                pytest.mark.skipif(bool(missing(rung)), reason=missing(rung)),
+                *([pytest.mark.nightly] if rung != RUNGS[0] else []),
+            ],
         )
         for rung in RUNGS
         for hostile in PROGRAMS

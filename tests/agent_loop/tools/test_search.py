@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.tools.search import CorpusProgress, PassageIndex
@@ -137,7 +137,6 @@ def test_scores_fall_from_one_passage_to_the_next(zipf, word):
     assert scores == sorted(scores, reverse=True)
 
 
-@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.text(min_size=1, max_size=12), st.text(max_size=200)), min_size=1, max_size=5

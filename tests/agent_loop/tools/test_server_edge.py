@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -88,7 +88,6 @@ async def until(true: Any) -> None:
         max_size=3,
     ),
 )
-@settings(max_examples=30)
 async def test_files_are_sent_in_pieces_that_join_to_json(said: str, files: dict[str, bytes]):
     answer = json.dumps({"said": said}).encode()
 
@@ -637,7 +636,6 @@ async def test_any_body_is_answered_and_the_connection_is_kept():
                 await answer.read()
                 return answer.status
 
-        @settings(max_examples=60, deadline=None)
         @given(path=st.sampled_from(paths), body=bodies)
         def law(path: str, body: bytes) -> None:
             status = asyncio.run_coroutine_threadsafe(post(path, body), loop).result()

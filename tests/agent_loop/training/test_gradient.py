@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("verl.trainer.ppo.v1")  # our modules stand in the middle of its imports
 
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import TensorDict
@@ -316,7 +316,6 @@ def with_advantages(
 # --- laws -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     rows=rows_of_a_batch,
     mode=st.sampled_from(MODES),
@@ -356,7 +355,6 @@ def weight(rows: Sequence[Row], row: Row, mode: str) -> float:
     }[mode]
 
 
-@settings(max_examples=40, deadline=None)
 @given(rows=rows_of_a_batch, mode=st.sampled_from(MODES), one_pass=st.booleans())
 def test_importance_scales_the_policy_term_and_all_terms_divide_by_kept_tokens_and_valid_rows_only(
     rows: list[Row], mode: str, one_pass: bool
@@ -374,7 +372,6 @@ def test_importance_scales_the_policy_term_and_all_terms_divide_by_kept_tokens_a
         assert found.entropy[i] == pytest.approx([-bit * each * ENTROPY for bit in row.mask])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     groups=st.lists(
         st.lists(

@@ -125,7 +125,6 @@ def by_token(workers: Any, leaves: Sequence[torch.Tensor]) -> dict[int, list[flo
     return {session: own for session, own in found.items() if session >= 0}
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     sessions=st.lists(
         st.tuples(masks, places, st.sampled_from([-1.5, 0.0, 2.0]), st.integers(0, 1)),
@@ -274,7 +273,6 @@ REWARDS = st.sampled_from([0.0, 0.25, 1.0])
 the difference, 3e-8, by the square root of 1e-8."""
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     groups=st.lists(
         st.lists(st.tuples(masks, places, REWARDS), min_size=2, max_size=4),
@@ -294,7 +292,6 @@ def test_a_cut_changes_no_advantage(groups: Any, estimator: str):
 # --- layout ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(
         st.lists(st.integers(1, 4), min_size=2, max_size=3), min_size=2, max_size=6

@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_loop.turns.call_formats import FORMATS, CallMistake, Message, ParsedCall
@@ -122,7 +122,6 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None)
 @example(text="assistantto=functions.a <|message|>", in_reasoning=False)
 @given(text=st.lists(PIECES, max_size=14).map("".join), in_reasoning=st.booleans())
 def test_no_text_raises_and_no_attempt_is_dropped(text, in_reasoning):

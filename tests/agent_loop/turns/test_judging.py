@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.tools.client import ToolClient
@@ -92,7 +92,6 @@ async def reward_of(rollout: Rollout, row: Any = ROW, tools: Any = None) -> Any:
 LAST = ["well", "", "<answer>", "</answer>", "<answer>Rome</answer>", "<code>b</code>"]
 
 
-@settings(max_examples=50)
 @given(
     style=st.sampled_from(["inline", "chat", "foreign"]),
     last=st.sampled_from(LAST),

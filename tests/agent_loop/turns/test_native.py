@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.metrics.mask_audit import mask_problems
@@ -126,7 +126,6 @@ def test_the_template_says_which_format_it_has_and_that_it_can_go_on(name: str):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=25)  # of each format
 @given(
     asked=st.lists(st.lists(CALLS, min_size=1, max_size=3), min_size=1, max_size=2),
     printed=st.lists(TEXT, min_size=6, max_size=6),
@@ -170,7 +169,6 @@ def test_a_trajectory_is_the_conversation_as_the_template_renders_it(
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=25)  # of each format
 @given(
     turns=st.lists(
         st.lists(st.sampled_from([*MARKERS, '{"name": "add"}', "a", " ", "\n", "é"]), max_size=8),

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
@@ -37,7 +37,6 @@ def whole(*said: str) -> str:
 
 
 @given(said=st.text("abc []12", min_size=1, max_size=20), answer=TEXTS, ends=st.booleans())
-@settings(max_examples=60)
 def test_the_response_is_what_the_template_writes(said: str, answer: str, ends: bool):
     style, codec = dialogue()
     ids = codec.encode(said) + ([codec.message_end_id] if ends and codec.message_end_id else [])
@@ -48,7 +47,6 @@ def test_the_response_is_what_the_template_writes(said: str, answer: str, ends: 
 
 
 @given(answer=st.text("ab \n", max_size=300), room=st.integers(0, 60), longest=st.integers(1, 80))
-@settings(max_examples=80)
 def test_an_answer_never_takes_more_than_its_room(answer: str, room: int, longest: int):
     style, codec = dialogue(max_length=longest)
     shown = asyncio.run(style.show("x", [answer], codec.encode("x"), room))

@@ -16,9 +16,7 @@ from samplers.rows.tagged_json import untagged
 from tests.fakes.toy_reasoning_gym import install_toy
 
 TASKS = KINDS["reasoning_gym"]
-QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import samplers.rows.prepare
@@ -307,7 +307,6 @@ def drawn(
     )
 
 
-@settings(max_examples=25)
 @given(
     numbers=st.permutations(range(40)),
     sample=st.none() | st.integers(20, 50),
@@ -377,7 +376,6 @@ def test_seen_ids_are_a_set_that_survives_saving(batches: list[list[int]], cut: 
                 seen = SeenIds(np.concatenate(saved))
 
 
-@settings(max_examples=30)
 @given(
     numbers=st.lists(st.integers(-2, 12), min_size=1, max_size=40),
     limit=st.none() | st.integers(1, 12),
@@ -419,7 +417,6 @@ def test_every_record_that_was_read_was_kept_or_dropped_for_a_reason(
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
 @given(
     cuts=st.lists(st.integers(1, 60), max_size=4),
     choice=st.sampled_from(

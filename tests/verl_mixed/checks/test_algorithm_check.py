@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED
-from tests.verl_mixed.conftest import RunEnviron
+from tests.verl_mixed.conftest import ProblemsWith, RunEnviron
 from verl_mixed.checks.config.algorithm import FILTER_METRICS, LOSSES
 from verl_mixed.launch.plan import make_plan
 
@@ -20,8 +20,10 @@ def problems_of(environ: RunEnviron, *overrides: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", (*ESTIMATORS, *UNTRIED))
-def test_every_known_estimator_is_taken_as_it_is(run_environ: RunEnviron, estimator: str) -> None:
-    assert problems_of(run_environ, f"algorithm.adv_estimator={estimator}") == []
+def test_every_known_estimator_is_taken_as_it_is(
+    problems_with: ProblemsWith, estimator: str
+) -> None:
+    assert problems_with(f"algorithm.adv_estimator={estimator}") == []
 
 
 def test_every_estimator_of_verl_is_known_or_left_out_on_purpose() -> None:
@@ -37,8 +39,8 @@ def test_every_estimator_of_verl_is_known_or_left_out_on_purpose() -> None:
     assert of_verl - left_out == {*ESTIMATORS, *UNTRIED} - {"state_masked_grpo"}
 
 
-def test_an_unknown_estimator_is_named_with_those_there_are(run_environ: RunEnviron) -> None:
-    (found,) = problems_of(run_environ, "algorithm.adv_estimator=grpoo")
+def test_an_unknown_estimator_is_named_with_those_there_are(problems_with: ProblemsWith) -> None:
+    (found,) = problems_with("algorithm.adv_estimator=grpoo")
     assert found.startswith("algorithm.adv_estimator='grpoo': no estimator that is supported;")
 
 
@@ -69,28 +71,28 @@ def test_an_estimator_that_compares_with_no_group_takes_one_trajectory(
     assert "rloo compares the trajectories of one prompt" in found
 
 
-def test_what_the_critic_lacks_is_said_only_where_there_is_one(run_environ: RunEnviron) -> None:
+def test_what_the_critic_lacks_is_said_only_where_there_is_one(problems_with: ProblemsWith) -> None:
     broken = (
         "critic.strategy=megatron",
         "critic.ppo_mini_batch_size=3",
     )
-    found = problems_of(run_environ, *broken)
+    found = problems_with(*broken)
     assert all("only a critic reads it" in problem for problem in found)
 
-    found = problems_of(run_environ, "algorithm.adv_estimator=gae", *broken)
+    found = problems_with("algorithm.adv_estimator=gae", *broken)
     assert [problem.split("=")[0] for problem in found] == [
         "critic.ppo_mini_batch_size",
         "critic.strategy",
     ]
-    (off,) = problems_of(run_environ, "algorithm.adv_estimator=gae", "critic.enable=false")
+    (off,) = problems_with("algorithm.adv_estimator=gae", "critic.enable=false")
     assert off.startswith("critic.enable=False with algorithm.adv_estimator=gae")
 
 
 @pytest.mark.slow
-def test_groups_are_filtered_by_what_every_trajectory_has(run_environ: RunEnviron) -> None:
+def test_groups_are_filtered_by_what_every_trajectory_has(problems_with: ProblemsWith) -> None:
     for metric in FILTER_METRICS:
-        assert problems_of(run_environ, *DAPO, f"algorithm.filter_groups.metric={metric}") == []
-    (found,) = problems_of(run_environ, *DAPO, "algorithm.filter_groups.metric=seq_reward")
+        assert problems_with(*DAPO, f"algorithm.filter_groups.metric={metric}") == []
+    (found,) = problems_with(*DAPO, "algorithm.filter_groups.metric=seq_reward")
     assert "metric='seq_reward': want reward or acc or" in found
 
 

@@ -16,7 +16,7 @@ from config.lookup import at
 from config.schema import ConfigError
 from docs.settings import PAGE, REFUSED
 from samplers.rows.schema import SCHEMA
-from tests.verl_mixed.conftest import RunEnviron, write_source
+from tests.verl_mixed.conftest import ProblemsWith, RunEnviron, write_source
 from verl_mixed.checks.config.batches import storage_problems, stored_rows
 from verl_mixed.checks.config.correction import correction_problems
 from verl_mixed.checks.config.lora import lora_problems
@@ -190,9 +190,9 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
     ],
 )
 def test_a_value_verl_cannot_run_with_is_one_problem(
-    run_environ: RunEnviron, override: str, word: str
+    problems_with: ProblemsWith, override: str, word: str
 ) -> None:
-    (found,) = problems_of(run_environ, override)
+    (found,) = problems_with(override)
 
     assert word in found
 
@@ -255,9 +255,9 @@ def test_vllm_on_a_cpu_is_asked_for_where_it_is_not_installed(
     ],
 )
 def test_settings_that_contradict_one_another_are_named(
-    run_environ: RunEnviron, overrides: tuple[str, ...], word: str
+    problems_with: ProblemsWith, overrides: tuple[str, ...], word: str
 ) -> None:
-    found = problems_of(run_environ, *overrides)
+    found = problems_with(*overrides)
 
     assert word in "\n".join(found)
     assert len(found) == 1 + ("ppo_mini_batch_size=0" in "\n".join(found))  # follows the batch
@@ -334,7 +334,9 @@ def test_what_may_be_null_removed_or_of_two_kinds_is_no_problem(run_environ: Run
         assert found.startswith(lacking.partition("=")[0])
 
 
-def test_settings_of_a_source_that_verl_can_keep_are_no_problem(run_environ: RunEnviron) -> None:
+def test_settings_of_a_source_that_verl_can_keep_are_no_problem(
+    problems_with: ProblemsWith,
+) -> None:
     own = (
         "mixed.sources.math.temperature=1.0",  # the common one
         "actor_rollout_ref.model.use_fused_kernels=true",
@@ -342,8 +344,8 @@ def test_settings_of_a_source_that_verl_can_keep_are_no_problem(run_environ: Run
         "mixed.sources.math.ratio={0:1,9:0}",
     )
 
-    assert problems_of(run_environ, *own) == []
-    assert problems_of(run_environ, "mixed.sources.taco.temperature=0.6") == []
+    assert problems_with(*own) == []
+    assert problems_with("mixed.sources.taco.temperature=0.6") == []
 
 
 def test_groups_of_different_sizes_need_no_even_split(run_environ: RunEnviron) -> None:
@@ -365,8 +367,8 @@ SEPARATE = (
 )
 
 
-def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnviron) -> None:
-    assert problems_of(run_environ, *SEPARATE) == []
+def test_a_separate_trainer_with_all_it_needs_is_no_problem(problems_with: ProblemsWith) -> None:
+    assert problems_with(*SEPARATE) == []
 
 
 @pytest.mark.slow
@@ -380,9 +382,9 @@ def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnvi
     ],
 )
 def test_what_a_separate_trainer_lacks_is_named(
-    run_environ: RunEnviron, override: str, word: str
+    problems_with: ProblemsWith, override: str, word: str
 ) -> None:
-    found = problems_of(run_environ, *SEPARATE, override)
+    found = problems_with(*SEPARATE, override)
 
     assert any(word in problem and "mixed_separate_async" in problem for problem in found)
 
@@ -392,20 +394,20 @@ SWITCH = "trainer.v1.separate_async.hybrid_rollout"
 
 @pytest.mark.slow
 def test_lent_training_gpus_are_no_problem_where_verl_can_lend_them(
-    run_environ: RunEnviron,
+    problems_with: ProblemsWith,
 ) -> None:
     switch = (f"{SWITCH}.enable_switch=true", f"{SWITCH}.switch_threshold_ratio=0.7")
     apart = "actor_rollout_ref.hybrid_engine=false"
 
-    assert problems_of(run_environ, *SEPARATE, *switch) == []
-    assert problems_of(run_environ, *SEPARATE, apart) == []
-    (ignored,) = problems_of(run_environ, *SEPARATE, *switch, apart)
+    assert problems_with(*SEPARATE, *switch) == []
+    assert problems_with(*SEPARATE, apart) == []
+    (ignored,) = problems_with(*SEPARATE, *switch, apart)
     assert "hybrid_engine=False" in ignored and "set hybrid_engine=true" in ignored
-    unread = problems_of(run_environ, switch[0])
+    unread = problems_with(switch[0])
     assert any("enable_switch" in text and "mixed_separate_async" in text for text in unread)
-    (alone,) = problems_of(run_environ, *SEPARATE, switch[1])
+    (alone,) = problems_with(*SEPARATE, switch[1])
     assert f"only {SWITCH}.enable_switch=true reads it" in alone
-    (share,) = problems_of(run_environ, *SEPARATE, switch[0], f"{SWITCH}.switch_threshold_ratio=0")
+    (share,) = problems_with(*SEPARATE, switch[0], f"{SWITCH}.switch_threshold_ratio=0")
     assert "want a number above 0 and up to 1" in share
 
 
@@ -823,7 +825,9 @@ def test_a_shared_limiter_is_one_file_for_workers_in_any_folder(run_environ: Run
     assert at(make_plan([f"{key}=common.state"], run_environ).config, key) == here
 
 
-def test_dr_grpo_with_the_loss_it_needs_and_a_scale_are_no_problem(run_environ: RunEnviron) -> None:
+def test_dr_grpo_with_the_loss_it_needs_and_a_scale_are_no_problem(
+    problems_with: ProblemsWith,
+) -> None:
     dr_grpo = (
         "algorithm.state_masked_grpo.dr_grpo=true",
         "algorithm.state_masked_grpo.scale={math: 0.5}",
@@ -831,7 +835,7 @@ def test_dr_grpo_with_the_loss_it_needs_and_a_scale_are_no_problem(run_environ: 
         "actor_rollout_ref.actor.loss_scale_factor=160",
     )
 
-    assert problems_of(run_environ, *dr_grpo) == []
+    assert problems_with(*dr_grpo) == []
 
 
 @pytest.mark.slow
@@ -857,9 +861,9 @@ def test_dr_grpo_with_the_loss_it_needs_and_a_scale_are_no_problem(run_environ: 
     ],
 )
 def test_an_advantage_that_its_loss_does_not_match_is_named(
-    run_environ: RunEnviron, overrides: list[str], words: list[str]
+    problems_with: ProblemsWith, overrides: list[str], words: list[str]
 ) -> None:
-    found = problems_of(run_environ, *overrides)
+    found = problems_with(*overrides)
 
     assert len(found) == len(words)
     assert all(word in problem for word, problem in zip(words, found, strict=True)), found
@@ -918,9 +922,9 @@ def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnv
     ],
 )
 def test_settings_of_agent_loops_that_contradict_are_named(
-    run_environ: RunEnviron, overrides: list[str], words: list[str]
+    problems_with: ProblemsWith, overrides: list[str], words: list[str]
 ) -> None:
-    found = problems_of(run_environ, *overrides)
+    found = problems_with(*overrides)
     found = [problem for problem in found if "sglang" not in problem or "stop_at_tag" in problem]
 
     assert len(found) == len(words), found
@@ -1208,9 +1212,9 @@ def test_a_broken_file_of_agent_loops_is_named_and_stops_no_check(
     ],
 )
 def test_a_mistake_in_a_source_is_one_line_with_its_path(
-    run_environ: RunEnviron, setting: str, said: str
+    problems_with: ProblemsWith, setting: str, said: str
 ) -> None:
-    (found,) = problems_of(run_environ, f"++mixed.sources.{setting}")
+    (found,) = problems_with(f"++mixed.sources.{setting}")
     assert found.startswith(said)
 
 
@@ -1260,11 +1264,11 @@ def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnvir
         assert problems_of(run_environ, good) == []
 
 
-def test_the_rows_of_the_reference_are_divided_too(run_environ: RunEnviron) -> None:
+def test_the_rows_of_the_reference_are_divided_too(problems_with: ProblemsWith) -> None:
     seven = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=7"
-    (unread,) = problems_of(run_environ, seven)
+    (unread,) = problems_with(seven)
     assert "only a reference model reads it" in unread
-    (found,) = problems_of(run_environ, seven, "actor_rollout_ref.actor.use_kl_loss=true")
+    (found,) = problems_with(seven, "actor_rollout_ref.actor.use_kl_loss=true")
     assert "ref.log_prob_micro_batch_size_per_gpu=7 does not divide" in found
 
 
@@ -1283,9 +1287,9 @@ def test_the_rows_of_the_reference_are_divided_too(run_environ: RunEnviron) -> N
     ],
 )
 def test_checkpoints_that_would_not_be_kept_as_said_are_refused(
-    run_environ: RunEnviron, override: str, remedy: str
+    problems_with: ProblemsWith, override: str, remedy: str
 ) -> None:
-    found = problems_of(run_environ, override)
+    found = problems_with(override)
     key = override.lstrip("+").split("=")[0]
     assert any(problem.startswith(key) and remedy in problem for problem in found)
 
@@ -1303,7 +1307,7 @@ def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_p
     assert problems_of(run_environ, *named) == []
 
 
-def test_rewards_that_nobody_would_ask_are_named(run_environ: RunEnviron) -> None:
+def test_rewards_that_nobody_would_ask_are_named(problems_with: ProblemsWith) -> None:
     said = {
         "reward.custom_reward_function.path=mine.py": "name it as mixed.sources.<name>.reward",
         "reward.reward_manager.name=dapo": "set that instead",
@@ -1317,7 +1321,7 @@ def test_rewards_that_nobody_would_ask_are_named(run_environ: RunEnviron) -> Non
         "mixed.sources.math.reward=loop": "this loop computes no reward itself",
     }
 
-    found = problems_of(run_environ, *said, "reward.num_workers=2")
+    found = problems_with(*said, "reward.num_workers=2")
 
     assert not [problem for problem in found if problem.startswith("reward.num_workers")]
     for override, word in said.items():

@@ -62,6 +62,7 @@ def test_check_prints_the_config_and_is_good_without_problems(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("verl_is_asked_elsewhere")
 def test_check_is_exit_2_with_problems(
     run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

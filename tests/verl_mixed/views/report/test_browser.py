@@ -57,7 +57,7 @@ async def background(page: Page) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.nightly)])
 async def test_a_page_opens_without_a_request_or_an_error_light_and_dark(
     page_of_a_run: Path, tmp_path: Path, dark: bool
 ) -> None:
@@ -89,6 +89,7 @@ async def test_the_first_screen_answers_the_three_questions(page_of_a_run: Path)
         assert await page.evaluate(f"{tables}.every(e => e.scrollWidth <= e.clientWidth)")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_charts_are_drawn_anew_when_the_system_turns_dark(page_of_a_run: Path) -> None:
     async with open_page(page_of_a_run) as page:
@@ -102,6 +103,7 @@ async def test_charts_are_drawn_anew_when_the_system_turns_dark(page_of_a_run: P
         assert page.console_errors == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_no_text_of_a_chart_is_cut_or_covers_another(page_of_a_run: Path, width: int) -> None:
@@ -110,6 +112,7 @@ async def test_no_text_of_a_chart_is_cut_or_covers_another(page_of_a_run: Path, 
         assert await page.evaluate(CUT) == []
 
 
+@pytest.mark.nightly
 async def test_the_pointer_shows_the_value_of_the_nearest_point_and_zooms(
     page_of_a_run: Path,
 ) -> None:
@@ -146,12 +149,14 @@ async def test_the_pointer_shows_the_value_of_the_nearest_point_and_zooms(
         assert page.console_errors == []
 
 
+@pytest.mark.nightly
 async def test_a_narrow_window_shows_one_chart_beside_another_no_more(page_of_a_run: Path) -> None:
     async with open_page(page_of_a_run, (390, 800)) as page:
         width = await page.evaluate("document.documentElement.scrollWidth")
         assert width == 390
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     chromium()
@@ -185,6 +190,7 @@ async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
         assert title == "<img src=x onerror=alert(3)>"
 
 
+@pytest.mark.nightly
 async def test_a_script_that_got_into_the_page_would_not_be_executed(
     page_with_a_script_of_its_own: Path,
 ) -> None:

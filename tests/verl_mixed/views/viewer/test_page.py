@@ -100,7 +100,7 @@ def a_run(tmp_path: Path) -> Path:
     )
 
 
-@pytest.mark.parametrize("way", ["served", "exported"])
+@pytest.mark.parametrize("way", ["served", pytest.param("exported", marks=pytest.mark.nightly)])
 async def test_a_trajectory_is_shown_token_by_token(tmp_path: Path, serve: Serve, way: str):
     run_dir = a_run(tmp_path)
     record = json.loads((run_dir / "trajectories" / "1.jsonl").read_text().splitlines()[0])
@@ -151,6 +151,7 @@ async def test_a_trajectory_is_shown_token_by_token(tmp_path: Path, serve: Serve
     assert len(requests) == (8 if way == "served" else 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["served", "exported"])
 async def test_keys_and_filters_move_through_the_run(tmp_path: Path, serve: Serve, way: str):
@@ -208,6 +209,7 @@ async def test_keys_and_filters_move_through_the_run(tmp_path: Path, serve: Serv
             assert page.console_errors == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["served", "exported"])
 async def test_a_session_of_several_rows_is_a_tree(tmp_path: Path, serve: Serve, way: str):
     rows = session(COMPACTED, member=1, reward=1.0)
@@ -271,7 +273,7 @@ async def test_a_session_of_several_rows_is_a_tree(tmp_path: Path, serve: Serve,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["served", "exported"])
+@pytest.mark.parametrize("way", ["served", pytest.param("exported", marks=pytest.mark.nightly)])
 async def test_hostile_text_runs_nothing_and_hides_nothing(tmp_path: Path, serve: Serve, way: str):
     run_dir = write_run(tmp_path / "<b>run", [])
     hostile: list[dict[str, Any]] = []
@@ -325,6 +327,7 @@ async def test_hostile_text_runs_nothing_and_hides_nothing(tmp_path: Path, serve
                 assert outside == []
 
 
+@pytest.mark.nightly
 async def test_without_a_tokenizer_ids_and_the_segments_texts_are_shown(
     tmp_path: Path, serve: Serve
 ):
@@ -340,6 +343,7 @@ async def test_without_a_tokenizer_ids_and_the_segments_texts_are_shown(
     assert "no tokenizer.json" in notes[0]
 
 
+@pytest.mark.nightly
 async def test_sums_that_do_not_add_up_are_red(tmp_path: Path, serve: Serve):
     record = line()
     record["response_mask"][0] = 0
@@ -354,6 +358,7 @@ async def test_sums_that_do_not_add_up_are_red(tmp_path: Path, serve: Serve):
     assert color == "rgb(179, 18, 60)"
 
 
+@pytest.mark.nightly
 async def test_a_group_on_two_pages_is_one_group(tmp_path: Path, serve: Serve):
     lines = [line(draw=draw, member=member) for draw in range(30) for member in range(8)]
     async with serve(write_run(tmp_path / "run", lines)) as url, open_page(url + "/#1.240") as page:
@@ -378,6 +383,7 @@ def test_export_holds_what_fits_and_says_so(tmp_path: Path):
     assert page.count("<script") == 2 and "src=" not in page and "href=" not in page
 
 
+@pytest.mark.nightly
 async def test_a_filter_that_cannot_be_read_is_said_until_it_can(tmp_path: Path, serve: Serve):
     async with serve(a_run(tmp_path)) as url, open_page(url) as page:
         await page.until(READY)
@@ -448,6 +454,7 @@ IN_FILE = """(asked => {
 })"""
 
 
+@pytest.mark.nightly
 async def test_filters_mean_the_same_in_a_file_as_on_the_server(tmp_path: Path, serve: Serve):
     run_dir = write_run(tmp_path / "run", [])
     lines = [line([("model", "x")], step=1 + n % 3, draw=n) for n in range(len(SAID))]
@@ -475,6 +482,7 @@ async def test_filters_mean_the_same_in_a_file_as_on_the_server(tmp_path: Path, 
     assert sum(bool(found) for found in on_server) > len(SOUGHT) // 2
 
 
+@pytest.mark.nightly
 async def test_what_cannot_be_read_is_named(tmp_path: Path, serve: Serve):
     run_dir = write_run(tmp_path / "run", [line(response_ids=[-1, 2**40])])
     (run_dir / "trajectories" / "99.jsonl").mkdir()
@@ -487,6 +495,7 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path, serve: Serve):
         assert await texts(page, ".segment .token.id") == ["-1", str(2**40)]
 
 
+@pytest.mark.nightly
 async def test_group_in_an_export_says_how_many_members_it_lacks(tmp_path: Path):
     address = export(a_run(tmp_path), tmp_path / "page.html", Filter(source="nq"), most=4)
     async with open_page(address) as page:
@@ -497,6 +506,7 @@ async def test_group_in_an_export_says_how_many_members_it_lacks(tmp_path: Path)
         assert (await texts(page, "h2"))[0].endswith("step 2 · 1 of 3 members")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dark", [False, True])
 async def test_page_follows_the_readers_preference(tmp_path: Path, serve: Serve, dark: bool):
     async with serve(a_run(tmp_path)) as url, open_page(url, dark=dark) as page:

@@ -6,7 +6,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -115,7 +115,6 @@ metrics = st.dictionaries(
 texts = st.text(max_size=60) | st.just(HOSTILE * 9)
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     ours=st.lists(metrics, max_size=6),
     width=st.integers(20, 160),

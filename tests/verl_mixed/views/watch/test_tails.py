@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.training.run_folder import MetricsFile, read_lines, write_lines
@@ -65,7 +65,6 @@ def grown(path: Path, content: bytes, cuts: list[int], tail: MetricsTail | LogTa
         tail.read()
 
 
-@settings(deadline=None, max_examples=80)
 @given(pieces=pieces, cuts=st.lists(st.integers(0, 1 << 20), max_size=8), ended=st.booleans())
 def test_metrics_say_the_same_however_the_file_came(
     pieces: list[bytes], cuts: list[int], ended: bool
@@ -82,7 +81,6 @@ def test_metrics_say_the_same_however_the_file_came(
     assert (tail.lines, tail.passed_over) == (whole.lines, whole.passed_over)
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     pieces=st.lists(st.sampled_from(LOG_LINES), max_size=12),
     cuts=st.lists(st.integers(0, 1 << 20), max_size=8),
