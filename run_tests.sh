@@ -137,7 +137,7 @@ show_from() {
 main() {
   local only="" is_light="tests/rate_limit"
   local -a paths=()
-  local -a selection=(-m "not (${OTHERS})") shell=(--print-output-on-failure) workers=(-n 2 --dist loadgroup --no-loadscope-reorder)
+  local -a selection=(-m "not (${OTHERS})") shell=(--print-output-on-failure) workers=(-n 2 --dist loadfile --no-loadscope-reorder)
   while (($#)); do
     case "$1" in
       -h | --help)

@@ -46,9 +46,9 @@ RUNS = ("tests/e2e/", "tests/nodes/", "tests/guides/")
 """Folders whose tests start Ray in processes of its own, not in the one that runs the tests."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(trylast=True)  # without what -m leaves out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay together, because they share fixtures, and the longest files come first.
+    """The longest files come first, because a worker of xdist takes a file after the other.
 
     Files that start Ray in the testing process come last: its threads outlive `ray.shutdown()`.
     A browser that starts slowly is no failure; what hangs is named before this limit.
@@ -61,8 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds[file] += max((SECONDS[mark] for mark in marks & SECONDS.keys()), default=0.05)
         if "ray" in marks and not file.startswith(RUNS):
             has_ray.add(file)
-        if item.config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(file))
         if "browser" in marks and "timeout" not in marks:
             item.add_marker(pytest.mark.timeout(900))
 
@@ -108,6 +106,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SCREEN] = os.dup(2)  # what is captured is lost in a crash
     config.stash[_LEFT] = Counter()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # programs that tests start have terminals of their own
+        os.environ.pop("COLUMNS", None)
+        os.environ.pop("LINES", None)
 
 
 def pytest_runtest_call(item: pytest.Item) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 from tests.e2e.test_training import SEPARATE
 from tests.fakes.chaos_proxy import ChaosProxy
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 3
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config"

@@ -104,6 +104,7 @@ def test_validations_are_the_same_to_the_last_bit(runs: list[Job]):
         assert metrics[f"mixed/{source}/val/reward/mean"] == result.reward.mean
 
 
+@pytest.mark.nightly
 def test_an_evaluation_of_a_step_is_its_validation_to_the_last_bit(evaluated: Job):
     validation = evaluated.folder / "validation" / f"{STEPS}.jsonl"
     folder = evaluated.folder / "evaluations" / f"step_{STEPS}"

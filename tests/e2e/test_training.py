@@ -56,8 +56,8 @@ MODES = {
     ],
 }
 KILLS = {
-    "sync": ("launcher", "worker", "driver"),
-    "sync_filtered": (),
+    "sync": ("launcher", "driver"),
+    "sync_filtered": ("worker",),
     "colocate_async": ("stop",),
 }
 """Who is killed, or asked to stop; each costs a start of Ray and of the trainer: not everybody in
@@ -137,7 +137,10 @@ def kill_child(launcher: subprocess.Popen[bytes], out: Path, words: str) -> None
     wait_for(launcher, out, is_killed)
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(
+    scope="module",
+    params=["sync", "colocate_async", pytest.param("sync_filtered", marks=pytest.mark.nightly)],
+)
 def job(request: pytest.FixtureRequest, demo: Path, tmp_path_factory) -> Iterator[Job]:
     """A complete run that was killed as often as `KILLS` says."""
     job = job_of(request.param, demo, tmp_path_factory.mktemp("work"), MODES[request.param], STEPS)

@@ -143,3 +143,11 @@ def test_a_window_has_all_its_prompts(counts: tuple[int, int]):
     windows = Windows((5, 5), steps=2, turns_per_step=5)
     with pytest.raises(ValueError, match="sum to 10"):
         windows.append(counts)
+
+
+def test_a_plan_with_a_controller_and_one_without_are_two_streams() -> None:
+    controlled = make_plan()
+    plain = MixturePlan(SIZES, {"a": 0.5, "b": 0.3, "c": 0.2}, 10, 3)
+    for saved, other in ((controlled, plain), (plain, controlled)):
+        with pytest.raises(ValueError, match="its state is of another stream, policy="):
+            other.load_state_dict(saved.state_dict())

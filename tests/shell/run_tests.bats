@@ -93,7 +93,7 @@ END
   run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 0 ]
   [ "$(grep -c -- "pytest .*-m not (nightly or cluster or ${LONG}) " "${CALLS}")" -eq 2 ]
-  grep -q -- "pytest .*-n 2 --dist loadgroup .* --ignore=tests/rate_limit tests$" "${CALLS}"
+  grep -q -- "pytest .*-n 2 --dist loadfile .* --ignore=tests/rate_limit tests$" "${CALLS}"
   grep -q -- "pytest .* tests/rate_limit$" "${CALLS}"
   grep -qE "^ok       pytest tests/rate_limit \(" <<<"${output}"
 }

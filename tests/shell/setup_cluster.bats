@@ -350,7 +350,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
 
 @test "programs of the user are not ended: by the file env, by a Ray log that is read, in a pane beside ours" {
   "${SCRIPT}" setup
-  local log
+  local log pid
   log="/tmp/vm_${HEAD}_w0/session_1/logs/raylet.out"
   # shellcheck disable=SC1090 # written by setup
   (set +eu && . "${SITE}/w0/.verl_mixed/${HEAD}."*/env && exec sleep 1000) 3>&- &
@@ -364,7 +364,9 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
     # shellcheck disable=SC2086 # two words
     run "${SCRIPT}" ${command}
     [ "${status}" -eq 0 ]
-    kill -0 "${theirs[@]}"
+    for pid in "${theirs[@]}"; do
+      kill -0 "${pid}" # of several pids, one that lives would do
+    done
   done
   run ! is_up node0
   kill "${theirs[@]}"

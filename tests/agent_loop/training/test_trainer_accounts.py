@@ -359,3 +359,18 @@ def test_a_validation_writes_its_records_and_counts_them(
     assert metrics["val-core/nq/acc/mean@1"] == 0.5
     assert metrics["mixed/nq/val/reward/mean"] == metrics["mixed/nq/val/pass_rate"] == 0.5
     assert metrics["mixed/nq/val/count"] == 2
+
+
+def test_a_lost_trajectory_is_counted_in_the_ledger_and_lowers_no_mean() -> None:
+    trainer: Any = object.__new__(MixedSeparateAsyncTrainer)
+    trainer.plan = SimpleNamespace(rows=lambda source, draws: [7])
+    trainer.global_steps = 3
+    whole, lost = trajectory("a"), trajectory("a", "timeout")
+    turns = {"turns": [{"tokens": 2}]}
+    group = [
+        replace(whole, reward=1.0, acc=1.0, record={**whole.record, **turns}),
+        replace(lost, record={**lost.record, **turns}),
+    ]
+    entry = trainer._entry(make_uid("nq", ord("a")), "trained", group)
+    assert (entry.trajectories, entry.judged, entry.solved) == (2, 1, 1)
+    assert (entry.reward_mean, entry.row) == (1.0, 7)

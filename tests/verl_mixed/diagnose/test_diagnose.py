@@ -507,6 +507,17 @@ def test_what_ended_an_earlier_start_of_the_run_comes_last() -> None:
     assert again.signature.id == "cuda-out-of-memory"
 
 
+@pytest.mark.parametrize(("starts_again", "code"), [(False, 1), (True, 0)])
+def test_a_failure_that_the_run_was_restarted_after_is_not_bad(
+    tmp_path: Path, starts_again: bool, code: int
+) -> None:
+    start = "ray init kwargs: {'num_cpus': 16}\n"
+    log = tmp_path / "train.log"
+    log.write_text(start + OOM + "\n" + start * starts_again)
+
+    assert cli.main(["diagnose", str(log)]) == code
+
+
 def test_the_tail_of_a_run_names_its_fatal_failure_only() -> None:
     warning = FAILURES["stuck-rollouts"][0] + "\n"
 
