@@ -14,7 +14,7 @@ runs pytest until the first failure. Property tests have 25 examples, the same o
 mutant counts as killed, too, if its tests take several times as long as without it. A share says
 less than its survivors: some of them change nothing that anybody can see.
 
-`--out FILE` gets a line for each mutant; README.md has the last table.
+`--out FILE` gets a line for each mutant.
 """
 
 import argparse
