@@ -1,6 +1,7 @@
 """What every test runs under."""
 
 import faulthandler
+import gc
 import os
 import subprocess
 import sys
@@ -109,6 +110,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:  # programs that tests start have terminals of their own
         os.environ.pop("COLUMNS", None)
         os.environ.pop("LINES", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A handle of an actor of an earlier Ray is not left to a later collection: that would end the
+    actor of the next Ray that has the same number."""
+    if item.get_closest_marker("ray"):
+        gc.collect()
 
 
 def pytest_runtest_call(item: pytest.Item) -> None:
