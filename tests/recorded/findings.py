@@ -116,7 +116,8 @@ def findings(case: Case, server: str) -> tuple[str, str]:
     known = [(folder, "<folder>"), (server, "<server>"), (REPO_ROOT, "<checkout>")]
     known += [(sys.prefix, "<python>"), (os.uname().nodename, "<host>")]
     text = normalised("\n".join(line.replace("\n", "\\n") for line in said), known)
-    return case.id, re.sub(r"<python>/lib/python3\.\d+", "<python>/lib/python3", text)
+    text = re.sub(r"<python>/lib/python3\.\d+", "<python>/lib/python3", text)
+    return case.id, re.sub(r"(?<=\.)[0-9a-f]{8}(?=\.(train|validation)\.parquet)", "<hash>", text)
 
 
 def _said(words: Sequence[str], *, machine: bool) -> Iterator[str]:
