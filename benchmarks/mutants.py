@@ -63,7 +63,11 @@ class Target:
 TARGETS = {
     "gcra": Target(
         module="rate_limit/gcra.py",
-        tests=("tests/rate_limit/test_gcra.py", "tests/rate_limit/test_file_limiter.py"),
+        tests=(
+            "tests/rate_limit/test_gcra.py",
+            "tests/rate_limit/test_shares.py",
+            "tests/rate_limit/test_file_limiter.py",
+        ),
     ),
     "file_limiter": Target(
         module="rate_limit/file_limiter.py",
@@ -286,15 +290,14 @@ def mutants_of(source: str) -> list[Mutant]:
 
 
 def chosen(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """`count` of the mutants, by a hash of the seed and the code, whatever stands above them."""
+    """`count` of the mutants in the order to try them: by a hash of the seed and the code."""
     seen = Counter[str]()
     ranked: list[tuple[str, Mutant]] = []
     for mutant in mutants:
         key = "|".join((str(seed), mutant.where, mutant.kind, mutant.old, mutant.new))
         seen[key] += 1
         ranked.append((hashlib.sha256(f"{key}|{seen[key]}".encode()).hexdigest(), mutant))
-    picked = [mutant for _, mutant in sorted(ranked, key=lambda pair: pair[0])[:count]]
-    return sorted(picked, key=lambda mutant: mutant.line)
+    return [mutant for _, mutant in sorted(ranked, key=lambda pair: pair[0])[:count]]
 
 
 # --- a worker: one copy of the tree, one fork a mutant -------------------------------------------

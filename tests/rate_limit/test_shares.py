@@ -377,12 +377,32 @@ def test_a_torn_record_and_a_deleted_file_start_with_empty_buckets(tmp_path: Pat
         ({"taco": float("nan")}, 8, 0, "above 0"),
         ({"taco": 1, "nq": 1}, 2, 0, "burst=2 must be at least 4"),
         ({"taco": 1}, 8, 0.5, "min_interval_s=0.5 cannot be kept with shares"),
-        ({str(i): 1 for i in range(20)}, 100, 0, "at most 17"),
+        ({"taco": 1, "nq": 1}, 3, 0, "burst=3 must be at least 4"),
+        ({str(i): 1 for i in range(17)}, 100, 0, "at most 17"),
+        ({"x" * 64: 1}, 8, 0, "names of 63 bytes"),
     ],
 )
 def test_shares_that_cannot_be_are_refused(shares_, burst, interval_s, rule):
     with pytest.raises(ValueError, match=rule):
         Rate(per_minute=60, burst=burst, min_interval_s=interval_s, shares=shares_)
+
+
+@pytest.mark.parametrize(
+    ("shares_", "weights"),
+    [
+        ({"taco": 0.5, "nq": 0.3, "math": 0.2}, {"": 2, "math": 2, "nq": 3, "taco": 5}),
+        ({"taco": 3, "": 1}, {"": 1, "taco": 3}),
+        ({"taco": 1 / 3, "nq": 1}, {"": 1, "nq": 3, "taco": 1}),
+        ({"taco": 1e-9, "nq": 1e9}, {"": 1, "nq": 10_000, "taco": 1}),
+        ({"x" * 63: 1}, {"": 1, "x" * 63: 1}),
+        ({str(i): 1 for i in range(16)}, dict.fromkeys(["", *sorted(map(str, range(16)))], 1)),
+    ],
+)
+def test_shares_become_smallest_whole_numbers_and_others_get_the_least_of_them(shares_, weights):
+    rate = Rate(per_minute=60, burst=len(weights) + 1, shares=shares_)
+    assert rate.weights == tuple(weights.items())
+    assert str(rate).endswith(f" shares={weights}")
+    assert str(Rate(per_minute=60, burst=2)) == "per_minute=60.0 burst=2 min_interval_s=0.0"
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1e-9, 1e9), min_size=1))

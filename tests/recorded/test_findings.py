@@ -15,6 +15,7 @@ def compare(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_sample_of_configs_is_judged_as_recorded() -> None:
     compare("--sample", "25")
 

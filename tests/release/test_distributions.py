@@ -100,6 +100,7 @@ def _run(outside: Path, work: Path, *command: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_every_file_that_a_module_reads(release: Release) -> None:
     expected = {name for package in PACKAGES for name in release.files(package)}
     expected = {name for name in expected if not name.startswith(FOR_A_CHECKOUT)}
@@ -110,6 +111,7 @@ def test_every_package_of_the_wheel_says_that_it_is_typed(release: Release) -> N
     assert {f"{package}/py.typed" for package in PACKAGES} <= _names(release.wheel)
 
 
+@pytest.mark.slow
 def test_the_source_distribution_is_a_checkout(release: Release, tmp_path: Path) -> None:
     unpacked = _unpacked(release.sdist, tmp_path / "sdist")
     files = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*")}
@@ -118,6 +120,7 @@ def test_the_source_distribution_is_a_checkout(release: Release, tmp_path: Path)
     assert os.access(unpacked / "run_mixed_training.sh", os.X_OK)
 
 
+@pytest.mark.slow
 def test_the_source_distribution_builds_the_same_wheel(release: Release, tmp_path: Path) -> None:
     again = _built(_unpacked(release.sdist, tmp_path / "sdist"), tmp_path / "dist")
     assert again.wheel.name == release.wheel.name

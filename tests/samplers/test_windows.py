@@ -109,6 +109,7 @@ def test_each_prompt_keeps_every_source_within_one_of_what_it_is_due(
 
 
 @given(facts=st.lists(FACTS, min_size=1, max_size=5), at=st.integers(0, 4))
+@pytest.mark.slow
 def test_a_later_decision_changes_nothing_before_it(
     facts: list[Mapping[str, tuple[int, float, int]]], at: int
 ):

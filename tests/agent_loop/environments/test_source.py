@@ -86,6 +86,7 @@ async def test_what_an_environment_prints_goes_nowhere(client: ToolClient):
     assert (await episode.step("5"))[0].observation == "more"
 
 
+@pytest.mark.slow
 async def test_no_process_of_an_episode_is_left(client: ToolClient):
     async with ToolClient("http://127.0.0.1:1", limiter=None, timeout_s=4) as own:
         before = {each.pid for each in servers()}
@@ -180,6 +181,7 @@ async def test_a_server_that_cannot_start_says_why(client: ToolClient, monkeypat
         await EnvironmentSource(entry, client).begin(client, ROW)
 
 
+@pytest.mark.slow
 async def test_the_start_of_a_server_is_not_in_the_time_of_a_reset(
     client: ToolClient, tmp_path: Any
 ):

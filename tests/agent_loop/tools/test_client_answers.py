@@ -293,6 +293,7 @@ async def test_a_cell_is_sent_again_only_after_a_whole_answer_that_it_was_not_ex
     assert len(seen) == (1 if is_final else 3)
 
 
+@pytest.mark.slow
 async def test_a_cell_is_not_sent_to_another_server_when_the_first_one_hangs():
     async with running(["hang"]) as one, running(["hang"]) as two:
         # a busy server sees the call late

@@ -69,6 +69,7 @@ async def test_calls_spread_over_servers_by_their_load():
         await asyncio.wait(calls)
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_costs_half_of_the_time_where_there_is_another():
     async with (
         running(["hang"]) as hangs,

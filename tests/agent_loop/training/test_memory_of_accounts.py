@@ -162,6 +162,7 @@ def accounts_of(trainer: Any, tokens: int, monkeypatch: pytest.MonkeyPatch) -> d
     return metrics
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_steps_accounts_does_not_grow_with_the_tokens(
     trainer: Any, monkeypatch: pytest.MonkeyPatch
 ):

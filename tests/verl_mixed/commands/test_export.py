@@ -55,6 +55,7 @@ def run_with(checkpoint: Path, tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.slow
 def test_fp32_is_the_trainers_weights_bit_for_bit_and_a_tied_one_is_kept_once(
     mesh: str,
     checkpoints: dict[str, Path],

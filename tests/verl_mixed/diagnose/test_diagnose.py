@@ -754,6 +754,7 @@ def test_the_list_names_every_signature() -> None:
     assert all(row.replace("\\|", "").count("|") == 4 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_long_log_is_never_held_as_a_whole() -> None:
     chunk = ("\n".join(HARMLESS) + "\n").encode() * 20
     scan = Scan()
