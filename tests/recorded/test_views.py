@@ -30,6 +30,7 @@ def compare(*words: str) -> None:
 
 
 @releases
+@pytest.mark.slow
 def test_some_views_are_as_recorded(release: str) -> None:
     compare(release, *SAMPLE)
 

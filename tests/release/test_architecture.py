@@ -30,6 +30,7 @@ def test_every_module_says_in_one_sentence_what_it_is() -> None:
     assert silent == []
 
 
+@pytest.mark.slow
 def test_every_file_that_imports_verl_is_named_where_verl_is_touched() -> None:
     section = (
         PAGE.read_text(encoding="utf-8").split("## Where verl is touched")[1].split("\n## ")[0]

@@ -155,6 +155,7 @@ def test_every_command_of_a_page_is_accepted() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_every_command_of_a_message_is_accepted() -> None:
     wrong = [
         f"{place}: {why}"

@@ -92,6 +92,7 @@ def test_tokens_that_a_source_lacks_are_those_foreseen_wrong_in_one_window(
     sizes=st.tuples(*[st.integers(50, 1000)] * 3),
     first_masked=st.booleans(),
 )
+@pytest.mark.slow
 def test_each_share_of_tokens_is_reached_however_small(
     ratios: tuple[int, int, int], sizes: tuple[int, int, int], first_masked: bool
 ):

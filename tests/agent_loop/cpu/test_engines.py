@@ -160,6 +160,7 @@ async def episode(generate: Generate, tokenizer: Any) -> Rollout:
 
 
 @pytest.mark.parametrize("engine", [of_transformers, of_vllm])
+@pytest.mark.slow
 async def test_a_scripted_episode_has_the_same_masks_whichever_engine_stops_it_however(
     engine: Callable[..., Generate], learnt: tuple[Any, Any, Path]
 ):

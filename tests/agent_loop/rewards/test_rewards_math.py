@@ -431,6 +431,7 @@ def workers() -> list[psutil.Process]:
     return [each for each in alive if "spawn_main" in " ".join(each.cmdline())]
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_from_outside_is_replaced():
     assert await is_equal(*OPEN)
     killed = workers()

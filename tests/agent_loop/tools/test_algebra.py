@@ -262,6 +262,7 @@ async def test_an_expression_that_gets_no_processor_is_no_mistake_of_the_model(m
         await pool.close()
 
 
+@pytest.mark.slow
 async def test_what_needs_too_much_memory_is_told_so():
     pool = AlgebraPool(timeout_s=60.0, memory_mb=300)
     try:

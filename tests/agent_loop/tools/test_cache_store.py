@@ -168,6 +168,7 @@ def write_some(path: Path, first: int) -> None:
     asyncio.run(fill(path, {str(n): {"n": n} for n in range(first, first + 200)}))
 
 
+@pytest.mark.slow
 async def test_processes_write_at_once_and_nothing_is_torn(tmp_path):
     path = tmp_path / "cache"
     writers = [SPAWN.Process(target=write_some, args=(path, 200 * n)) for n in range(3)]
@@ -200,6 +201,7 @@ def ask_once(config: ToolConfig, folder: Path, report: Any) -> None:
     report.send(asyncio.run(ask(config, folder)))
 
 
+@pytest.mark.slow
 async def test_a_run_that_goes_on_finds_the_results_of_before_in_its_folder(tmp_path):
     async with running([GOOD]) as server:
         config = config_of(server.url)

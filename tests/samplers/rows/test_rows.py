@@ -131,6 +131,7 @@ def test_ids_are_refused_exactly_when_one_comes_twice(
     assert bool(row_id_problems(files)) == (len(set(every)) < len(every))
 
 
+@pytest.mark.slow
 def test_a_million_ids_take_about_a_second(tmp_path: Path) -> None:
     rows = 1_000_000
     path = write(tmp_path / "a.parquet", ["math"] * rows, names(rows))

@@ -323,6 +323,7 @@ def test_a_size_that_gpus_can_take_is_no_problem(overrides: list[str]) -> None:
     assert device_problems(gpu_config(*overrides)) == []
 
 
+@pytest.mark.slow
 def test_packages_that_are_missing_here_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def gaps(installed: set[str], *overrides: str) -> str:
         monkeypatch.setattr(gpu_check, "_is_installed", lambda module: module in installed)

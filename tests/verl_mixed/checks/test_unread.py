@@ -244,6 +244,7 @@ def test_a_users_own_profile_chooses_the_training_engine_in_its_defaults(
             make_plan(overrides, run_environ | {"PROFILE": ""})
 
 
+@pytest.mark.slow
 def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: RunEnviron) -> None:
     plan = make_plan(
         ["++ray_kwargs.ray_init.num_cpus=4", "++ray_kwargs.ray_init.dashboard_host=0.0.0.0"],

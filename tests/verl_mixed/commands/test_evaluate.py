@@ -106,6 +106,7 @@ def write_checkpoint(run: Path, step: int, weights: str, written_s: int) -> None
         os.utime(folder / name, (written_s, written_s))
 
 
+@pytest.mark.slow
 def test_a_step_that_is_trained_again_is_exported_again_and_has_another_identity(
     run: Path, run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
 ):

@@ -72,6 +72,7 @@ def test_fp32_is_the_trainers_weights_bit_for_bit_and_a_tied_one_is_kept_once(
     assert f"wrote {made}: {parameters:,} parameters, " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bf16_is_fp32_rounded_once(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     made = export(run_with(checkpoints["3"], tmp_path), dtype="bf16")
 

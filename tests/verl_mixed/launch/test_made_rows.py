@@ -81,6 +81,7 @@ def test_files_and_wrong_options_are_named_by_their_key(
 
 
 @pytest.mark.parametrize("profile", ["laptop", "smollm"])
+@pytest.mark.slow
 def test_a_model_of_the_demo_trains_on_made_rows_alone(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_run_with_all_its_steps_is_done_until_it_is_given_more() -> None:
     assert facts(["trainer.total_training_steps=20"], {"PROFILE": "laptop"}).done == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_passes_is_done_until_it_is_given_more() -> None:
     plan = make_plan(
         [*ONE_SOURCE, "trainer.total_epochs=2"],
