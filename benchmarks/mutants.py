@@ -80,7 +80,11 @@ TARGETS = {
     ),
     "mixture_plan": Target(
         module="samplers/mixture_plan.py",
-        tests=("tests/samplers/test_mixture_plan.py", "tests/samplers/test_mixed_sampler.py"),
+        tests=(
+            "tests/samplers/test_mixture_plan.py",
+            "tests/samplers/test_curriculum.py",
+            "tests/samplers/test_windows.py",
+        ),
     ),
     "replay_buffer": Target(
         module="samplers/replay_buffer.py",
@@ -89,7 +93,7 @@ TARGETS = {
     "ledger": Target(module="samplers/ledger.py", tests=("tests/samplers/test_ledger.py",)),
     "audit": Target(
         module="samplers/audit.py",
-        tests=("tests/samplers/test_audit.py", "tests/verl_mixed/run/test_run_audit.py"),
+        tests=("tests/samplers/test_audit.py", "tests/verl_mixed/views/test_decisions.py"),
     ),
     "trajectory": Target(
         module="agent_loop/turns/trajectory.py",

@@ -243,6 +243,18 @@ def test_a_file_held_for_good_ends_in_a_timeout(path: Path, clock: FakeClock):
     assert limiter.try_acquire()
 
 
+async def test_a_coroutine_that_a_held_file_keeps_too_long_is_refused_and_counted(path: Path):
+    limiter = FileRateLimiter(path, per_minute=1, burst=3)
+    assert limiter.try_acquire()
+    holder = StateFile(path, limiter.rate, boottime_ns)
+    assert holder.lock(blocking=False)
+    with pytest.raises(LimiterTimeout, match="another process holds it"):
+        await limiter.acquire_async(timeout_s=0.01, source="nq")
+    holder.unlock()
+    assert limiter.snapshot().sources["nq"].refused == 1
+    assert await limiter.acquire_async(2, timeout_s=0.0) == 0.0  # the refused call took nothing
+
+
 async def begin_waiting(*waiters: asyncio.Task[float]) -> None:
     """Until they have reserved: a tick to ask, one to reserve, one to sleep."""
     for _ in range(4):

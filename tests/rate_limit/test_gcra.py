@@ -21,6 +21,7 @@ from rate_limit.gcra import (
     idle,
     overloaded,
     pace_at,
+    pause_ns,
     penalise,
     reserve,
 )
@@ -112,8 +113,9 @@ def test_a_window_needs_room_above_its_burst():
         Rate.within_window(10, 60, burst=10)
 
 
-def test_after_a_pause_calls_come_one_by_one():
-    rate = Rate(per_minute=60, burst=5)
+@pytest.mark.parametrize("min_interval_s", [0, 1])
+def test_after_a_pause_calls_come_one_by_one(min_interval_s: float):
+    rate = Rate(per_minute=60, burst=5, min_interval_s=min_interval_s)
     arrivals, _ = penalise(idle(), Terms(), 10**12, 3 * 10**9, rate)
     waits_s = []
     for _ in range(3):
@@ -138,6 +140,13 @@ def test_a_pause_that_ends_sooner_than_the_one_in_force_is_only_counted():
     assert penalise(paused, terms, 10**12, 4 * 10**9, rate)[1].epoch != terms.epoch
 
 
+def test_a_pause_is_a_day_at_most():
+    assert pause_ns(86400) == 86400 * 10**9
+    for seconds in (86400.5, -0.001, float("nan")):
+        with pytest.raises(ValueError, match="must be from 0 to 86400"):
+            pause_ns(seconds)
+
+
 def test_a_storm_of_overloads_halves_the_rate_once():
     terms = Terms()
     for _ in range(50):
@@ -148,8 +157,9 @@ def test_a_storm_of_overloads_halves_the_rate_once():
 def test_single_overloads_change_nothing():
     terms = Terms()
     for second in range(50):
-        terms = overloaded(terms, 10**12 + 2 * second * STORM_NS)
-    assert pace_at(terms, 10**13) == FULL_PACE
+        now_ns = 10**12 + 2 * second * STORM_NS
+        terms = overloaded(terms, now_ns)
+        assert pace_at(terms, now_ns) == FULL_PACE
 
 
 def test_a_halved_rate_recovers_by_equal_steps_up_to_the_full_one():

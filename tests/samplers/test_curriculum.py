@@ -85,7 +85,10 @@ def test_a_plan_draws_only_the_chosen_rows(curriculum: Curriculum | None):
     assert set(taken) <= set(rows.tolist())
     if curriculum is None:
         assert len(set(taken[:100])) == 100
+        assert plan.batches_of_passes(2) == 50
     else:
+        with pytest.raises(ValueError, match="source='a' has a curriculum, and so no passes"):
+            plan.batches_of_passes(2)
         assert all(abs(rates[row // 2] - 0.9) < 0.16 for row in taken[:4])
         assert all(abs(rates[row // 2] - 0.2) < 0.11 for row in taken[41:])
     described = plan.description()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplers.audit import audit
-from samplers.ledger import Ledger, LedgerEntry, PlanStart, StepEnd, read_ledger
+from samplers.ledger import Ledger, LedgerEntry, PlanStart, StepEnd, has_steps, read_ledger
 from samplers.mixture_plan import MixturePlan
 from tests.samplers.made_runs import (
     RATIOS,
@@ -90,6 +90,15 @@ def test_nothing_is_written_before_there_is_something_to_write(path: Path):
     assert not path.exists()
 
 
+def test_a_ledger_has_steps_once_a_whole_one_is_written(path: Path):
+    assert not has_steps(path)
+    plan = new_plan()
+    Ledger(path).begin(plan.description())
+    assert not has_steps(path)
+    write_step(Ledger(path), plan, 1)
+    assert has_steps(path)
+
+
 # --- plans ----------------------------------------------------------------------------------------
 
 
@@ -105,8 +114,12 @@ def test_a_plan_is_noted_once_also_over_a_restart(path: Path):
 def test_a_plan_that_changed_is_noted_with_its_first_step(path: Path):
     ledger = write_run(path, 2)
     other = new_plan(seed=4)
-    ledger.begin(other.description())
-    assert read_ledger(path)[-1] == PlanStart(from_step=3, plan=other.description())
+    for _ in range(2):
+        ledger.begin(other.description())
+    assert read_ledger(path)[-2:] == [
+        run_of(new_plan(), 2)[-1],
+        PlanStart(from_step=3, plan=other.description()),
+    ]
 
 
 def test_a_plan_noted_after_the_checkpoint_is_dropped_with_its_steps(path: Path):
@@ -272,8 +285,12 @@ def test_a_broken_line_in_the_middle_is_an_error_with_its_number(path: Path, bro
     write_run(path, 1)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], broken + b"\n", *lines[2:]]))
+    before = path.read_bytes()
     with pytest.raises(ValueError, match="line 3: not of a ledger"):
         read_ledger(path)
+    with pytest.raises(ValueError, match="line 3: not of a ledger"):
+        Ledger(path).rewind(0)
+    assert path.read_bytes() == before
 
 
 def test_an_outcome_that_is_none_is_an_error(path: Path):

@@ -222,6 +222,12 @@ MODES: dict[str, dict[str, Any]] = {
         "max_off_policy_threshold": 2,
         "warmup": 2,
     },
+    "async, drop, a bound of its own": {
+        "mode": "colocate_async",
+        "max_off_policy_threshold": 6,
+        "max_staleness": {"taco": 2},
+        "warmup": 3,
+    },
     "async, wait": {
         "mode": "colocate_async",
         "filter_groups_metric": "acc",
