@@ -118,6 +118,7 @@ TARGETS = {
         tests=(
             "tests/agent_loop/training/test_advantage.py",
             "tests/agent_loop/training/test_advantage_rows.py",
+            "tests/agent_loop/training/test_session_rows.py",
         ),
     ),
     "session_loss": Target(

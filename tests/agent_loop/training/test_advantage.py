@@ -184,9 +184,12 @@ def remax(rewards, baselines, groups):
     st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=2),
 )
 def test_remax_is_the_reward_less_that_of_the_greedy_trajectory(rewards, baselines):
-    (advantages, _), mask = remax(rewards, {"a": baselines[0], "b": baselines[1]}, list("aabb"))
+    (advantages, returns), mask = remax(
+        rewards, {"a": baselines[0], "b": baselines[1]}, list("aabb")
+    )
     wanted = [r - baselines[i // 2] for i, r in enumerate(rewards)]
     assert torch.allclose(advantages, torch.tensor(wanted).unsqueeze(1) * mask, atol=1e-5)
+    assert torch.allclose(returns, torch.tensor(rewards).unsqueeze(1) * mask)
 
 
 def test_remax_teaches_nothing_where_the_greedy_trajectory_was_lost():

@@ -7,7 +7,6 @@ has them in its prompt.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +21,10 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.workers.config import PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss
 
 from agent_loop.training import optimizer_steps, trained_batch
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_SESSIONS
-from agent_loop.training.session_loss import session_loss
+from agent_loop.training.session_loss import SESSION_SHARE, session_loss, session_loss_of
 from agent_loop.training.session_rules import LOSSES_OF_TOKENS
 from samplers.uid import make_uid
 from tests.agent_loop.training.test_advantage_rows import Queue, compute_advantages
@@ -103,12 +101,9 @@ def update(
         workers.columns |= {str(name): column for name, column in fields.items()}
         return SimpleNamespace(fields=[])
 
-    def loss_of(_: Any) -> Any:
-        return partial(session_loss, loss=partial(ppo_loss, config=config))
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained_batch, "tq", SimpleNamespace(kv_batch_put=put))
-        patch.setattr(optimizer_steps, "session_loss_of", loss_of)
+        patch.setattr(optimizer_steps, "session_loss_of", lambda _: session_loss_of(config))
         trainer._update_actor(meta(rows, keys), {})
     workers.pieces = pieces  # type: ignore[attr-defined]
     return workers
@@ -123,6 +118,15 @@ def by_token(workers: Any, leaves: Sequence[torch.Tensor]) -> dict[int, list[flo
         assert not any(of_row[: piece.resent])
         found.setdefault(piece.session, []).extend(of_row[piece.resent :])
     return {session: own for session, own in found.items() if session >= 0}
+
+
+def test_what_the_model_did_not_compute_and_what_is_in_no_loss_stays_as_it_is():
+    log_probs = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3]))
+    given_: dict[str, Any] = {"log_probs": log_probs, "entropy": None, "values": object()}
+    data, seen = {SESSION_SHARE: torch.tensor([0.25, 0.75])}, dict[str, Any]()
+    session_loss(given_, data, "group", loss=lambda **words: seen.update(words))
+    assert seen["data"] is data and seen["dp_group"] == "group"
+    assert seen["model_output"] == given_ | {"log_probs": seen["model_output"]["log_probs"]}
 
 
 @given(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import cycle
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.training.alarms import drift_problems
 from agent_loop.turns.observation_style import CUT_MARK, codec_of
 from agent_loop.turns.tags import ActionKind, Tags
-from agent_loop.turns.trajectory import StopReason
+from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Budget, Rollout
 from config.schema import ToolConfig
 from tests.fakes.engine import line_of, tokens_of, trained_of
@@ -52,6 +53,8 @@ def test_every_token_is_accounted_for_and_fits_the_budget(episode, budget, most)
     assert mask_problems(line_of(rollout)) == []
     assert drift_problems(trained_of(rollout), tokens_of(rollout), episode.codec.decode) == []
     assert 1 <= len(trajectory) <= budget.response_length
+    assert trajectory.loss_mask(True) == trajectory.response_mask
+    assert trajectory.loss_mask(False) == [int(1 in trajectory.response_mask)] * len(trajectory)
     for s in trajectory.segments:
         end = s.start + s.length
         is_own = s.author == "model"
@@ -59,6 +62,11 @@ def test_every_token_is_accounted_for_and_fits_the_budget(episode, budget, most)
         assert trajectory.log_probs[s.start : end] == (
             [-0.5 - i / 1000 for i in range(s.length)] if is_own else [0.0] * s.length
         )
+
+
+def test_a_turn_without_the_log_prob_of_each_token_is_refused():
+    with pytest.raises(ValueError, match="2 model tokens with 1 log-probs: each needs one"):
+        Trajectory([1]).add_model_tokens([2, 3], [-0.5])
 
 
 @given(episode=episodes(), budget=BUDGETS, most=st.sampled_from([1, 3]))

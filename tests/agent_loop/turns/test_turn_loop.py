@@ -1,6 +1,7 @@
 """Turns: what ends a trajectory, what the mask says, and how much room a result may take."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.react import ReAct
-from agent_loop.turns.tags import ActionKind, Tags
+from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
-from agent_loop.turns.turn_loop import Budget, Rollout, run_turns
+from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
 from config.schema import ToolConfig
 from tests.fakes.engine import END, CharTokenizer, ScriptedGenerate, TableEnvironment, line_of
 
@@ -97,6 +98,43 @@ async def test_the_last_turn_runs_no_tool_since_nobody_would_read_its_result():
     )
     assert rollout.stop_reason is StopReason.MAX_TURNS
     assert [action.content for action in environment.seen] == ["a"]
+
+
+async def test_turns_that_are_shared_and_used_up_are_the_last_turns():
+    left = iter([True, False])
+    rollout, _, _ = await play(["<code>a</code>"], {"a": "1"}, take_turn=lambda: next(left))
+    assert (len(rollout.turns), rollout.stop_reason) == (1, StopReason.MAX_TURNS)
+
+
+async def test_a_turn_says_how_long_it_took_and_which_weights_sampled_it():
+    codec, now_s, versions = CharTokenizer(), [100.0], iter([(3, 4), (5, 6)])
+    scripted = ScriptedGenerate(codec, ["<code>a</code>", "<answer>b</answer>"])
+    table = TableEnvironment({"a": "c"})
+
+    async def generate(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+        now_s[0] += 2.0
+        oldest, newest = next(versions)
+        said = await scripted(prompt_ids, max_tokens=max_tokens, stop=stop)
+        return replace(said, min_global_steps=oldest, max_global_steps=newest)
+
+    async def environment(action: Action) -> Observation:
+        now_s[0] += 0.5
+        return await table(action)
+
+    rollout = await run_turns(
+        prompt_ids=[1],
+        generate=generate,
+        environment=environment,
+        language=TAGS,
+        style=style_of(codec),
+        codec=codec,
+        budget=Budget(max_turns=3, response_length=200),
+        filler_id=FILLER,
+        clock=lambda: now_s[0],
+    )
+    assert [turn.generate_s for turn in rollout.turns] == [2.0, 2.0]
+    assert [turn.tools_s for turn in rollout.turns] == [0.5, 0.0]
+    assert rollout.weight_versions == (3, 6)
 
 
 async def test_a_long_result_is_cut_in_the_middle_and_leaves_room_for_the_answer():
