@@ -130,7 +130,11 @@ TARGETS = {
     ),
     "run_state": Target(
         module="verl_mixed/run/state.py",
-        tests=("tests/verl_mixed/run/test_run_state.py", "tests/verl_mixed/launch/test_retries.py"),
+        tests=(
+            "tests/verl_mixed/run/test_run_state.py",
+            "tests/verl_mixed/run/test_run_name.py",
+            "tests/verl_mixed/launch/test_retries.py",
+        ),
     ),
     "tool_client": Target(
         module="agent_loop/tools/client.py",
@@ -138,6 +142,7 @@ TARGETS = {
             "tests/agent_loop/tools/test_client.py",
             "tests/agent_loop/tools/test_client_answers.py",
             "tests/agent_loop/tools/test_client_servers.py",
+            "tests/agent_loop/tools/test_session_servers.py",
             "tests/agent_loop/tools/test_cache.py",
             "tests/agent_loop/tools/test_limiter.py",
         ),

@@ -67,6 +67,7 @@ async def test_calls_spread_over_servers_by_their_load():
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
+        assert [server.in_flight for server in tools.route.servers.all] == [0, 0, 0]
 
 
 @pytest.mark.slow

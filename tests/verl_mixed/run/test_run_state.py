@@ -1,11 +1,14 @@
 """Who holds a run, how far it is, what a resume may change."""
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from verl_mixed.run.state import RunFolder, RunHeld, changes_of_resume
+from agent_loop.training.run_folder import LOCK_FILE
+from verl_mixed.run.state import Holder, RunFolder, RunHeld, changes_of_resume
 
 
 def trained_to(folder: RunFolder, step: int) -> None:
@@ -23,6 +26,59 @@ def test_a_claimed_run_refuses_a_second_launcher_and_is_free_after(tmp_path: Pat
 
     with folder.claim():
         pass
+
+
+def test_a_claimed_run_says_who_holds_it_and_a_free_one_that_nobody_does(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.claimed_at() == 0.0
+    (tmp_path / LOCK_FILE).write_text("4194304 the-host-of-an-earlier-launcher.example")
+
+    with folder.claim():
+        assert folder.holder() == Holder(pid=os.getpid(), host=socket.gethostname())
+        assert folder.claimed_at() > 0
+
+    assert folder.holder() is None
+
+
+@pytest.mark.parametrize("name", ["", "12", "twelve host"])
+def test_a_run_that_is_held_by_nobody_knows_whom_is_an_error(tmp_path: Path, name: str) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.claim(), pytest.raises(RunHeld, match="left no name"):
+        (tmp_path / LOCK_FILE).write_text(name)
+        folder.holder()
+
+
+def test_a_launcher_of_another_host_is_not_here() -> None:
+    assert Holder(pid=1, host=socket.gethostname()).is_here
+    assert not Holder(pid=1, host="another").is_here
+
+
+def test_the_id_at_wandb_is_made_once(tmp_path: Path) -> None:
+    made = RunFolder(tmp_path).wandb_run_id()
+    assert RunFolder(tmp_path).wandb_run_id() == made
+    assert len(bytes.fromhex(made)) == 4
+
+
+def test_each_start_has_a_link_to_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(Path("runs/demo"))
+    folder.path.mkdir(parents=True)
+    folder.log.write_text("step 1")
+
+    folder.link_log()
+
+    (link,) = (tmp_path / "logs").glob("train_*.log")
+    assert link.is_symlink() and link.read_text() == "step 1"
+
+
+def test_a_checkpoint_is_saved_once_verl_says_so(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "global_step_4").mkdir(parents=True)
+    assert RunFolder(tmp_path).saved_step() == 0
+
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("4")
+
+    assert RunFolder(tmp_path).saved_step() == 4
 
 
 def test_a_run_is_done_only_with_the_mark_and_all_its_steps(tmp_path: Path) -> None:
