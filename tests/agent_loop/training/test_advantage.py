@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.training.advantage import (
+    STATE_MASKED_GRPO,
+    compute_per_session_advantage,
     compute_state_masked_grpo_advantage,
     compute_state_masked_remax_advantage,
     greedy_baselines,
+    sessions_of_rows,
 )
 
 
@@ -195,3 +198,23 @@ def test_remax_is_the_reward_less_that_of_the_greedy_trajectory(rewards, baselin
 def test_remax_teaches_nothing_where_the_greedy_trajectory_was_lost():
     (advantages, _), _ = remax([1.0, 0.0, 1.0, 0.0], {"a": None, "b": 0.5}, list("aabb"))
     assert not advantages[:2].any() and advantages[2:].any()
+
+
+# --- sessions of several rows -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [None, algorithm(), *without_std()])
+def test_a_session_is_judged_once_and_its_advantage_is_on_the_tokens_of_all_its_rows(config):
+    rewards, sessions = [1.0, 1.0, 0.0, 0.25], np.array([0, 0, 1, 2])
+    scores, mask, index = batch(rewards, [True] * 4, ["g"] * 4)
+    mask[1, 0] = 0  # sent again from the first row of its session
+    token = sessions_of_rows.set((STATE_MASKED_GRPO, sessions))
+    try:
+        advantages, returns = compute_per_session_advantage(scores, mask, index, config=config)
+    finally:
+        sessions_of_rows.reset(token)
+    of_sessions, _ = compute_state_masked_grpo_advantage(
+        scores[[0, 2, 3]], mask[[0, 2, 3]], index[[0, 2, 3]], config=config
+    )
+    assert torch.equal(advantages, of_sessions[sessions, :1] * mask)
+    assert torch.equal(returns, advantages)
