@@ -20,6 +20,7 @@ from agent_loop.tools.protocol import (
     ToolCall,
     ToolError,
     ToolRejected,
+    ToolTimeout,
     ToolUnavailable,
     run_code_call,
 )
@@ -281,6 +282,19 @@ def test_any_retry_after_is_a_sane_number_of_seconds_or_none(text):
 def test_an_answer_may_have_another_charset():
     assert decode(CALL, b'{"result": "\xe9"}', lambda: "latin-1") == {"result": "\u00e9"}
     assert decode(CALL, b'{"result": "\xe9"}', lambda: "no charset") == {"result": "\ufffd"}
+
+
+async def test_the_time_before_the_door_is_part_of_the_calls_time(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    async with running([GOOD]) as server, client(server.url, clock=clock) as tools:
+
+        async def enter() -> None:
+            await clock.sleep(tools.route.timeout_s)
+
+        monkeypatch.setattr(tools._throttle, "enter", enter)
+        with pytest.raises(ToolTimeout):
+            await tools.call(CALL)
+    assert server.seen == []
 
 
 async def test_a_door_lets_a_portion_in_per_turn_in_order_and_forgets_who_left():

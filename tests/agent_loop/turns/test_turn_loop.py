@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.metrics.mask_audit import mask_problems
-from agent_loop.turns.observation_style import InlineStyle
+from agent_loop.turns.observation_style import InlineStyle, Shown
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
@@ -135,6 +135,27 @@ async def test_a_turn_says_how_long_it_took_and_which_weights_sampled_it():
     assert [turn.generate_s for turn in rollout.turns] == [2.0, 2.0]
     assert [turn.tools_s for turn in rollout.turns] == [0.5, 0.0]
     assert rollout.weight_versions == (3, 6)
+
+
+async def test_tokens_that_a_chat_template_replaces_leave_the_turn_and_the_gradient():
+    class Replacing(InlineStyle):
+        async def show(self, *_: object) -> Shown:
+            return Shown(token_ids=codec.encode(">[c]"), text=">[c]", drop=1)
+
+    codec = CharTokenizer()
+    rollout = await run_turns(
+        prompt_ids=[1],
+        generate=ScriptedGenerate(codec, ["<code>a</code>", "<answer>b</answer>"]),
+        environment=TableEnvironment({"a": "c"}),
+        language=TAGS,
+        style=Replacing(codec, "", ""),
+        codec=codec,
+        budget=Budget(max_turns=3, response_length=200),
+        filler_id=FILLER,
+    )
+    assert masked_text(rollout, 1) == "<code>a</code<answer>b</answer>"
+    assert masked_text(rollout, 0) == ">[c]"
+    assert mask_problems(line_of(rollout)) == []
 
 
 async def test_a_long_result_is_cut_in_the_middle_and_leaves_room_for_the_answer():
