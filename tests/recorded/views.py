@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,8 @@ def viewer_server(made: Checkout) -> str:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        # A shell's job in the background ignores SIGINT, and so do all that it starts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as server:
         assert server.stdout is not None
         line = server.stdout.readline()
@@ -223,9 +226,10 @@ def viewer_server(made: Checkout) -> str:
             parts = [f"$ verl-mixed view {RUN} --port 0"]
             parts += [_answer(made, address, place) for place in ASKED]
             parts.append(_answer(made, address, "/api/run", host="evil.invalid"))
-        finally:
             server.send_signal(signal.SIGINT)
-        rest, errors = server.communicate(timeout=60)
+            rest, errors = server.communicate(timeout=60)
+        finally:
+            server.kill()
     port = address.rpartition(":")[2]
     tail = re.sub(r"\b\w[\w.-]*@[\w.-]+", "USER@HOST", (tail + rest).replace(port, "PORT"))
     lines = [f"| {each}" for each in made.plain(f"{tail}{errors}").split("\n")]
