@@ -4,7 +4,7 @@
 # Usage: run_tests.sh [--fast] [--help]
 #        run_tests.sh (--nightly | --cluster | --long) [PATH...]
 #
-#   --fast     leave out the tests marked ray, slow, sandbox or nodes
+#   --fast     leave out the tests marked ray, slow, sandbox or nodes, and pyright
 #   --nightly  only the tests marked nightly, and all property tests with 200 examples in place of 25: long simulations
 #              and kills, most rungs of the sandbox, most tests in a browser and over machines; with PATH only those there
 #   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
@@ -135,7 +135,7 @@ show_from() {
 }
 
 main() {
-  local only="" is_light="tests/rate_limit"
+  local only="" is_fast="" is_light="tests/rate_limit"
   local -a paths=()
   local -a selection=(-m "not (${OTHERS})") shell=(--print-output-on-failure) workers=(-n 2 --dist loadfile --no-loadscope-reorder)
   while (($#)); do
@@ -145,6 +145,7 @@ main() {
         return
         ;;
       --fast)
+        is_fast=1
         selection=(-m "not (ray or slow or sandbox or nodes or ${OTHERS})")
         shell+=(--filter-tags '!slow')
         ;;
@@ -170,7 +171,7 @@ main() {
   # It forks thousands of processes, and a process without torch forks ten times as fast.
   start_beside "pytest ${is_light}" python -m pytest --durations=10 "${selection[@]}" "${is_light}"
   start_beside bats bats "${shell[@]}" tests/shell
-  start_beside pyright pyright
+  [[ -n "${is_fast}" ]] || start_beside pyright pyright
   stage "ruff format" ruff format --check .
   stage "ruff check" ruff check .
   stage "lint-imports" lint-imports
@@ -178,7 +179,7 @@ main() {
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
   stage "pytest" timeout --foreground "${BOUNDED[@]}" python -m pytest --durations=10 "${workers[@]}" "${selection[@]}" \
     --ignore="${is_light}" tests
-  stage_beside pyright
+  [[ -n "${is_fast}" ]] || stage_beside pyright
   stage_beside bats
   stage_beside "pytest ${is_light}"
   printf '%s\n' "" "summary" "${SUMMARY[@]}"

@@ -38,6 +38,13 @@ setup() {
   grep -q -- "dev.lock" "${CALLS}"
 }
 
+@test "--fast checks no types, which take a minute of both cores" {
+  run "${CHECKOUT}/run_tests.sh" --fast
+  [ "${status}" -eq 0 ]
+  [[ "${output}" != *"pyright"* && "${output}" == *"ok       pytest ("* ]]
+  ! grep -q pyright "${CALLS}"
+}
+
 @test "a failing stage fails the whole, after the others ran" {
   BROKEN=pyright run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 1 ]

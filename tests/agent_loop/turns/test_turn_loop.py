@@ -1,7 +1,9 @@
 """Turns: what ends a trajectory, what the mask says, and how much room a result may take."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,7 +31,7 @@ async def play(
     turns: list[str],
     table: dict[str, str | None] | None = None,
     codec: CharTokenizer | None = None,
-    **limits: float,
+    **limits: Any,
 ) -> tuple[Rollout, ScriptedGenerate, TableEnvironment]:
     codec = codec or CharTokenizer()
     generate = ScriptedGenerate(codec, turns)
@@ -41,7 +43,7 @@ async def play(
         language=TAGS,
         style=style_of(codec),
         codec=codec,
-        budget=Budget(**{"max_turns": 3, "response_length": 400, **limits}),  # pyright: ignore
+        budget=Budget(**{"max_turns": 3, "response_length": 400, **limits}),
         filler_id=FILLER,
     )
     return rollout, generate, environment
@@ -138,8 +140,10 @@ async def test_a_turn_says_how_long_it_took_and_which_weights_sampled_it():
 
 
 async def test_tokens_that_a_chat_template_replaces_leave_the_turn_and_the_gradient():
-    class Replacing(InlineStyle):
-        async def show(self, *_: object) -> Shown:
+    class Replacing:
+        async def show(
+            self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
+        ) -> Shown:
             return Shown(token_ids=codec.encode(">[c]"), text=">[c]", drop=1)
 
     codec = CharTokenizer()
@@ -148,7 +152,7 @@ async def test_tokens_that_a_chat_template_replaces_leave_the_turn_and_the_gradi
         generate=ScriptedGenerate(codec, ["<code>a</code>", "<answer>b</answer>"]),
         environment=TableEnvironment({"a": "c"}),
         language=TAGS,
-        style=Replacing(codec, "", ""),
+        style=Replacing(),
         codec=codec,
         budget=Budget(max_turns=3, response_length=200),
         filler_id=FILLER,
