@@ -82,6 +82,7 @@ TARGETS = {
         module="samplers/mixture_plan.py",
         tests=(
             "tests/samplers/test_mixture_plan.py",
+            "tests/samplers/test_mixed_sampler.py",
             "tests/samplers/test_curriculum.py",
             "tests/samplers/test_windows.py",
         ),
@@ -93,7 +94,11 @@ TARGETS = {
     "ledger": Target(module="samplers/ledger.py", tests=("tests/samplers/test_ledger.py",)),
     "audit": Target(
         module="samplers/audit.py",
-        tests=("tests/samplers/test_audit.py", "tests/verl_mixed/views/test_decisions.py"),
+        tests=(
+            "tests/samplers/test_audit.py",
+            "tests/verl_mixed/run/test_run_audit.py",
+            "tests/verl_mixed/views/test_decisions.py",
+        ),
     ),
     "trajectory": Target(
         module="agent_loop/turns/trajectory.py",
