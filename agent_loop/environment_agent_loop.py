@@ -14,16 +14,17 @@ from typing import Any
 from agent_loop.environments.source import EnvironmentSource, Episode
 from agent_loop.native_agent_loop import NativeAgentLoop
 from agent_loop.prompts import opening_of
+from agent_loop.rewards.judging import COMMON_PARTS
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import specs_of_tools
-from agent_loop.tools.protocol import ToolUnavailable
-from agent_loop.turns.judging import COMMON_PARTS
+from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.native import prompt_opens_thought
-from agent_loop.turns.observation_style import HFCodec, ObservationStyle
+from agent_loop.turns.observation_style import ObservationStyle
 from agent_loop.turns.tags import Action, Language
 from agent_loop.turns.text_turns import STEP, CallsAndText, TextDialogue
 from agent_loop.turns.tool_messages import ToolMessages
 from agent_loop.turns.turn_loop import Observation, Rollout
+from tool_server.wire.protocol import ToolUnavailable
 
 _TAKEN = frozenset({*COMMON_PARTS, "steps"} - {"acc"})
 """Parts of a reward that an environment's `info` does not set; they become `info_<name>`."""

@@ -23,7 +23,7 @@ from agent_loop.gateway.template import ChatTemplate, Tools
 from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.native_agent_loop import format_of
 from agent_loop.toolbox.functions import visible_row
-from agent_loop.turns.observation_style import codec_of, control_texts
+from agent_loop.turns.codec import codec_of, control_texts
 from agent_loop.turns.tags import Action, Language, stop_token_ids
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop

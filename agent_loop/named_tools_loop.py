@@ -13,7 +13,7 @@ from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.own import OwnSource
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import OpenedSource, Toolbox, TrajectoryTools
-from agent_loop.toolbox.verls import VerlSource
+from agent_loop.training.verl_adapters.verl_tools import VerlSource
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns.tags import Action
 from agent_loop.turns.tool_messages import Render

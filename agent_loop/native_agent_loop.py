@@ -10,8 +10,9 @@ from typing import Any
 
 from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.turns.call_formats import FORMATS, CallFormat
+from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.native import NativeDialogue, prompt_opens_thought
-from agent_loop.turns.observation_style import HFCodec, ObservationStyle
+from agent_loop.turns.observation_style import ObservationStyle
 from agent_loop.turns.tags import ActionKind, Language, Tags, stop_token_ids
 from agent_loop.turns.tool_messages import ToolMessages
 

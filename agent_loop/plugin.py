@@ -29,7 +29,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from agent_loop.training.own_queue import give_own_namespace, has_own_namespace
+from agent_loop.training.queue_namespace import give_own_namespace, has_own_namespace
 
 
 def _refuse_agentflys_command(words: Sequence[str]) -> None:
@@ -54,23 +54,37 @@ def _refuse_agentflys_command(words: Sequence[str]) -> None:
 
 _refuse_agentflys_command(sys.orig_argv)
 
-TRAINERS = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
+_TRAINERS = {
+    "mixed_sync": "agent_loop.training.trainer.MixedSyncTrainer",
+    "mixed_colocate_async": "agent_loop.training.trainer.MixedColocateAsyncTrainer",
+    "mixed_separate_async": "agent_loop.training.trainer.MixedSeparateAsyncTrainer",
+}
 
+_ESTIMATORS = {
+    name: f"agent_loop.training.advantage.compute_{name}_advantage"
+    for name in ("per_session", "state_masked_grpo", "state_masked_remax")
+}
+_CHECKPOINT_ENGINES = {"tcp_store": "cpu_engine.checkpoint_engine.TCPStoreCheckpointEngine"}
 _ROLLOUTS = {
-    ("hf", "async"): "agent_loop.cpu.rollout.HFServerAdapter",
-    ("vllm_cpu", "async"): "agent_loop.cpu.vllm_cpu.ServerAdapter",
+    ("hf", "async"): "cpu_engine.rollout.HFServerAdapter",
+    ("vllm_cpu", "async"): "cpu_engine.vllm_cpu.ServerAdapter",
 }
 
 
-class TrainersByName(dict[str, type]):
-    """verl's `TRAINER_REGISTRY`, which imports our trainers when one of them is looked up first."""
+class ByName(dict[str, Any]):
+    """A registry of verl's, which imports an object of ours when its name is looked up first."""
 
-    def __missing__(self, name: str) -> type:
-        if name in TRAINERS:
-            import agent_loop.training.trainer  # noqa: F401  # its classes register themselves
-        if name not in self:
-            raise KeyError(name)
-        return self[name]
+    def __init__(self, registry: Mapping[str, Any], ours: Mapping[str, str]) -> None:
+        super().__init__(registry)
+        self._ours = ours
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self._ours
+
+    def __missing__(self, name: str) -> Any:
+        module, _, attribute = self._ours[name].rpartition(".")
+        self[name] = found = getattr(import_module(module), attribute)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +97,22 @@ class Registration:
 
 
 def _register_trainers(trainer_base: Any) -> None:
-    trainer_base.TRAINER_REGISTRY = TrainersByName(trainer_base.TRAINER_REGISTRY)
+    trainer_base.TRAINER_REGISTRY = ByName(trainer_base.TRAINER_REGISTRY, _TRAINERS)
 
 
 def _register_estimators(core_algos: Any) -> None:
-    from agent_loop.training.advantage import ESTIMATOR_FUNCTIONS
-
-    for name, function in ESTIMATOR_FUNCTIONS.items():
-        core_algos.register_adv_est(name)(function)
+    core_algos.ADV_ESTIMATOR_REGISTRY = ByName(core_algos.ADV_ESTIMATOR_REGISTRY, _ESTIMATORS)
 
 
-def _has_estimators(core_algos: Any) -> bool:
-    from agent_loop.training.advantage import ESTIMATOR_FUNCTIONS
-
-    return ESTIMATOR_FUNCTIONS.keys() <= core_algos.ADV_ESTIMATOR_REGISTRY.keys()
+def _register_checkpoint_engine(checkpoint_engine: Any) -> None:
+    registry = checkpoint_engine.CheckpointEngineRegistry
+    registry._registry = ByName(registry._registry, _CHECKPOINT_ENGINES)
 
 
 def _register_replicas(replica: Any) -> None:
     register = replica.RolloutReplicaRegistry.register
-    register("hf", lambda: import_module("agent_loop.cpu.rollout").HFReplica)
-    register("vllm_cpu", lambda: import_module("agent_loop.cpu.vllm_cpu").VLLMCPUReplica)
+    register("hf", lambda: import_module("cpu_engine.rollout").HFReplica)
+    register("vllm_cpu", lambda: import_module("cpu_engine.vllm_cpu").VLLMCPUReplica)
 
 
 def _has_engines(transformer_impl: Any) -> bool:
@@ -114,9 +124,11 @@ def _has_engines(transformer_impl: Any) -> bool:
 
 REGISTRATIONS: Mapping[str, Registration] = {
     "verl.trainer.ppo.v1.trainer_base": Registration(
-        _register_trainers, lambda module: isinstance(module.TRAINER_REGISTRY, TrainersByName)
+        _register_trainers, lambda module: isinstance(module.TRAINER_REGISTRY, ByName)
     ),
-    "verl.trainer.ppo.core_algos": Registration(_register_estimators, _has_estimators),
+    "verl.trainer.ppo.core_algos": Registration(
+        _register_estimators, lambda module: isinstance(module.ADV_ESTIMATOR_REGISTRY, ByName)
+    ),
     "verl.workers.rollout.base": Registration(
         lambda module: module._ROLLOUT_REGISTRY.update(_ROLLOUTS),
         lambda module: _ROLLOUTS.keys() <= module._ROLLOUT_REGISTRY.keys(),
@@ -126,11 +138,11 @@ REGISTRATIONS: Mapping[str, Registration] = {
         lambda module: {"hf", "vllm_cpu"} <= module.RolloutReplicaRegistry._registry.keys(),
     ),
     "verl.workers.engine.fsdp.transformer_impl": Registration(
-        lambda module: import_module("agent_loop.cpu.engine"), _has_engines
+        lambda module: import_module("cpu_engine.engine"), _has_engines
     ),
     "verl.checkpoint_engine": Registration(
-        lambda module: import_module("agent_loop.cpu.checkpoint_engine"),
-        lambda module: "tcp_store" in module.CheckpointEngineRegistry._registry,
+        _register_checkpoint_engine,
+        lambda module: isinstance(module.CheckpointEngineRegistry._registry, ByName),
     ),
     "transfer_queue.interface": Registration(give_own_namespace, has_own_namespace),
 }
@@ -187,7 +199,7 @@ def is_loaded() -> bool:
 
 
 def _install() -> None:
-    import agent_loop.cpu.platform  # noqa: F401
+    import cpu_engine.platform  # noqa: F401
 
     for name, registration in REGISTRATIONS.items():
         if name in sys.modules:

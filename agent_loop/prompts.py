@@ -7,8 +7,8 @@ The system message of a prompt has these parts, joined by blank lines; a part ma
 3. `system` of the template of the source (`mixed.prompts`)
 4. what the agent loop says itself: `system_prompt` in agent_loops.yaml, ReAct's instructions
 
-Pure. `agent_loop.dataset` adds the first three when rows are read, so that verl's own loops get
-them too; our agent loops add the fourth.
+Pure. `agent_loop.training.verl_adapters.dataset` adds the first three when rows are read, so that
+verl's own loops get them too; our agent loops add the fourth.
 """
 
 from collections.abc import Mapping, Sequence

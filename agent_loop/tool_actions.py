@@ -1,14 +1,14 @@
 """Calls of the tool server's tools, and their results as text for the model. No verl."""
 
-from agent_loop.tools.protocol import (
+from agent_loop.turns.observations import render_calculation, render_passages, render_run
+from agent_loop.turns.turn_loop import Observation
+from tool_server.wire.protocol import (
     ToolBackend,
     ToolCall,
     ToolUnavailable,
     cell_call,
     run_code_call,
 )
-from agent_loop.turns.observations import render_calculation, render_passages, render_run
-from agent_loop.turns.turn_loop import Observation
 
 
 async def run_code(

@@ -4,7 +4,7 @@ verl adapter: `AgentLoopBase` (experimental/agent_loop/agent_loop.py at 0.9.1). 
 a subclass of `TaggedAgentLoop` that has a list of actions and a method which runs one. A loop that
 holds several conversations in one session (a compacted context, a sub-agent) overrides
 `conversations`. verl makes an instance for each session. What takes long to make is shared by all
-sessions of the process (`agent_loop.turns.loop_settings`).
+sessions of the process (`agent_loop.loop_settings`).
 """
 
 import json
@@ -18,32 +18,25 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from agent_loop.compat import timeout
+from agent_loop.calls.client import ToolClient, shared_client
+from agent_loop.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.prompts import with_system_text
+from agent_loop.records.trajectory_record import facts_of, pack, texts_of
+from agent_loop.rewards.judging import COMMON_PARTS, judge
 from agent_loop.toolbox.own import Interpreter
-from agent_loop.tools.client import ToolClient, shared_client
-from agent_loop.tools.protocol import ToolBackend, ToolTimeout
-from agent_loop.turns.engine_client import (
+from agent_loop.training.verl_adapters.engine_client import (
     current_version,
     request_of,
     turns_of_trajectory,
     weight_versions,
 )
-from agent_loop.turns.judging import COMMON_PARTS, judge
-from agent_loop.turns.loop_settings import STRING_STOPS, LoopSettings, settings_of
-from agent_loop.turns.observation_style import (
-    ChatStyle,
-    HFCodec,
-    InlineStyle,
-    ObservationStyle,
-    as_plain_text,
-    codec_of,
-    control_texts,
-)
-from agent_loop.turns.record import facts_of, pack, texts_of
+from agent_loop.turns.codec import HFCodec, as_plain_text, codec_of, control_texts
+from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags
 from agent_loop.turns.trajectory import TRUNCATED
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
+from config.compat import timeout
+from tool_server.wire.protocol import ToolBackend, ToolTimeout
 
 
 class TurnAgentLoop(AgentLoopBase):

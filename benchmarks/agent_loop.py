@@ -44,17 +44,17 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from agent_loop.calls import client as tool_client
+from agent_loop.calls.client import ToolClient
 from agent_loop.loop_lag import LoopLag, spare_full_collections
-from agent_loop.loop_worker import MixedAgentLoopWorker
-from agent_loop.tools import client as tool_client
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolCall, ToolResult
-from agent_loop.turns.engine_client import RecordingClient
-from agent_loop.turns.judging import judge
-from agent_loop.turns.loop_settings import settings_of
-from agent_loop.turns.record import record_of
+from agent_loop.loop_settings import settings_of
+from agent_loop.records.trajectory_record import record_of
+from agent_loop.rewards.judging import judge
+from agent_loop.training.verl_adapters.engine_client import RecordingClient
+from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Call, Rollout, Turn
+from tool_server.wire.protocol import ToolCall, ToolResult
 from verl_mixed.run.compose import compose_config, resolve
 
 TURNS = (1, 3, 8)

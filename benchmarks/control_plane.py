@@ -355,7 +355,7 @@ async def output_of(config: DictConfig, row: dict[str, Any], number: int, mixed:
 
     module.judge = judge
     try:
-        settings = ours("agent_loop.turns.loop_settings", "agent_loop.loop_settings", "settings_of")
+        settings = ours("agent_loop.loop_settings", "agent_loop.loop_settings", "settings_of")
         version = [0] if IS_1_0 else 0
         if hasattr(module, "judged_output"):  # before a session could be several rows
             return await module.judged_output(rollout, row, None, settings(config), version)

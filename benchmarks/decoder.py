@@ -99,9 +99,9 @@ def measured(work: Callable[[], int]) -> Cost:
 
 
 def run_ours(model: Any, trajectories: list[Trajectory], **options: Any) -> int:
-    from agent_loop.cpu.async_decoder import AsyncDecoder
-    from agent_loop.cpu.decoder import BatchDecoder, Request
-    from agent_loop.cpu.sampling import Sampling
+    from cpu_engine.async_decoder import AsyncDecoder
+    from cpu_engine.decoder import BatchDecoder, Request
+    from cpu_engine.sampling import Sampling
 
     async def one(engine: AsyncDecoder, number: int, trajectory: Trajectory) -> int:
         ids: list[int] = []

@@ -27,10 +27,10 @@ from typing import Any
 
 import aiohttp
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.limiter import make_limiter
+from agent_loop.calls.own_limits import limited
 from agent_loop.environments.source import EnvironmentSource
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.limiter import make_limiter
-from agent_loop.tools.own_limits import limited
 from config.environments import EnvironmentEntry
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from rate_limit.slots import FileSlots

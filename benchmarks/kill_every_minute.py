@@ -358,8 +358,8 @@ def main(arguments: list[str] | None = None) -> int:
     if why := missing():
         print(why)
         return 1
-    from agent_loop.cpu.models.demo import prepare_demo
-    from agent_loop.cpu.models.demo_recipe import Recipe
+    from verl_mixed.demo.model import prepare_demo
+    from verl_mixed.demo.recipe import Recipe
 
     with tempfile.TemporaryDirectory() as folder:
         demo = Path(folder) / "seed0"

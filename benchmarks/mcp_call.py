@@ -21,10 +21,10 @@ from pathlib import Path
 
 from mcp import Client, StdioServerParameters
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.limiter import make_limiter
+from agent_loop.calls.own_limits import limited
 from agent_loop.toolbox.mcp_servers import McpSource
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.limiter import make_limiter
-from agent_loop.tools.own_limits import limited
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots

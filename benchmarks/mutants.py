@@ -83,8 +83,8 @@ TARGETS = {
         tests=(
             "tests/samplers/test_mixture_plan.py",
             "tests/samplers/test_mixed_sampler.py",
-            "tests/samplers/test_curriculum.py",
-            "tests/samplers/test_windows.py",
+            "tests/samplers/adaptive/test_curriculum.py",
+            "tests/samplers/adaptive/test_windows.py",
         ),
     ),
     "replay_buffer": Target(
@@ -142,14 +142,14 @@ TARGETS = {
         ),
     ),
     "tool_client": Target(
-        module="agent_loop/tools/client.py",
+        module="agent_loop/calls/client.py",
         tests=(
-            "tests/agent_loop/tools/test_client.py",
-            "tests/agent_loop/tools/test_client_answers.py",
-            "tests/agent_loop/tools/test_client_servers.py",
-            "tests/agent_loop/tools/test_session_servers.py",
-            "tests/agent_loop/tools/test_cache.py",
-            "tests/agent_loop/tools/test_limiter.py",
+            "tests/agent_loop/calls/test_client.py",
+            "tests/agent_loop/calls/test_client_answers.py",
+            "tests/agent_loop/calls/test_client_servers.py",
+            "tests/agent_loop/calls/test_session_servers.py",
+            "tests/agent_loop/calls/test_cache.py",
+            "tests/agent_loop/calls/test_limiter.py",
         ),
     ),
 }

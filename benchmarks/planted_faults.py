@@ -30,7 +30,10 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "recorded" / "faults.toml"
-PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed")
+PACKAGES = (
+    *("agent_loop", "cluster", "config", "cpu_engine"),
+    *("rate_limit", "samplers", "tool_server", "verl_mixed"),
+)
 NOT_PRODUCT = ("tests", "benchmarks", "docs")
 """Folders that are not searched for code that has moved."""
 

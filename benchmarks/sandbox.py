@@ -19,10 +19,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agent_loop.tools.sandbox import Sandbox, SandboxUnavailable, choose_sandbox
-from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
-from agent_loop.tools.sandbox.host import interpreter, readable_paths
-from agent_loop.tools.sandbox.usage_monitor import descendants
+from tool_server.isolation.host import interpreter, readable_paths
+from tool_server.sandbox import Sandbox, SandboxUnavailable, choose_sandbox
+from tool_server.sandbox.bubblewrap import BubblewrapSandbox
+from tool_server.sandbox.usage_monitor import descendants
 
 TRIVIAL = "print(6 * 7)"
 HEAVY = "import numpy, sympy\nprint(6 * 7)"

@@ -7,7 +7,7 @@
 A rung is a backend (bubblewrap or landlock) as root or as an ordinary user. Prints a Markdown table
 with a line for each program, or with `--summary` for each category. The last two options write a
 table between the two markers of a file. The programs and the judge are those of
-`tests/agent_loop/tools/hostile/`.
+`tests/tool_server/hostile/`.
 
 With `--health` a tool server with two sandbox workers also runs each program. Meanwhile `/health`
 is asked every 5 ms, and a neighbour runs a trivial program every 0.1 s.
@@ -29,11 +29,10 @@ from typing import Any, cast
 
 import aiohttp
 
-from agent_loop.tools.sandbox import Sandbox
-from tests.agent_loop.tools.hostile import PROGRAMS, Hostile
-from tests.agent_loop.tools.hostile.judge import Host
-from tests.agent_loop.tools.hostile.program import python
-from tests.agent_loop.tools.hostile.rungs import (
+from tests.tool_server.hostile import PROGRAMS, Hostile
+from tests.tool_server.hostile.judge import Host
+from tests.tool_server.hostile.program import python
+from tests.tool_server.hostile.rungs import (
     RUNGS,
     RungUnavailable,
     account,
@@ -41,6 +40,7 @@ from tests.agent_loop.tools.hostile.rungs import (
     missing,
     sandbox_of,
 )
+from tool_server.sandbox import Sandbox
 
 MOST_MS = 50.0
 """Goal: the p99 of `/health` beside a program."""
@@ -49,11 +49,11 @@ PROBES = 100
 """Fewest probes beside a program; a short program is run again until there are so many."""
 
 MARKERS = ("<!-- sandbox scorecard -->", "<!-- end of sandbox scorecard -->")
-SERVER = "agent_loop.tools.server.app"
+SERVER = "tool_server.app"
 _SERVE = f"""
 import sys
 from {SERVER} import serve
-from agent_loop.tools.server.settings import ServerSettings
+from tool_server.settings import ServerSettings
 serve(ServerSettings(port=0, sandbox=sys.argv[1], sandbox_workers=2, drain_s=0))
 """
 

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
-from agent_loop.tools.search import PassageIndex
+from tool_server.search import PassageIndex
 
 PASSAGES = 100_000
 VOCABULARY = 100_000

@@ -27,10 +27,10 @@ import aiohttp
 import httpx
 from aiohttp import web
 
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolCall
+from agent_loop.calls.client import ToolClient
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.slots import FileSlots
+from tool_server.wire.protocol import ToolCall
 
 AT_ONCE = 16
 QUEUED = 16_000

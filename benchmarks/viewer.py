@@ -26,8 +26,8 @@ import aiohttp
 from aiohttp import web
 from tokenizers import ByteLevelBPETokenizer
 
-from agent_loop.training.run_folder import write_lines
-from agent_loop.turns.record import record_of
+from agent_loop.records.run_folder import write_lines
+from agent_loop.records.trajectory_record import record_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Call, Rollout, Turn
 from verl_mixed.run.compose import load_config, save_config

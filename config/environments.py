@@ -125,7 +125,7 @@ class EnvironmentEntry(Section):
         """What the entry names; entries with one target share its rate and slots."""
         return f"{self.use} {json.dumps(self.options, sort_keys=True, default=str)}"
 
-    # `agent_loop.tools.own_limits.OwnLimits`: a step is never repeated and never shared.
+    # `agent_loop.calls.own_limits.OwnLimits`: a step is never repeated and never shared.
     @property
     def retry(self) -> int | None:
         return None

@@ -1,7 +1,10 @@
-"""Values of a nested config by dotted path."""
+"""Values of a nested config by dotted path, and where our YAML files are."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+CONFIG_DIR = Path(__file__).resolve().parent
 
 
 def at(config: Mapping[str, Any], path: str, default: Any = None) -> Any:

@@ -564,7 +564,7 @@ class MixedConfig(Section):
 
     tool_server: dict[str, Any] | None = None
     """Settings of the run's own tool server, by the names of `OwnServerSettings` in
-    agent_loop/tools/server/settings.py: sandbox, sandbox_workers, sandbox_packages,
+    tool_server/settings.py: sandbox, sandbox_workers, sandbox_packages,
     search_upstream, corpus_path, restarts, ..."""
 
     trajectory_sample: int | None = Field(default=None, ge=1)

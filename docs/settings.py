@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
 
-from agent_loop.tools.server.settings import OwnServerSettings
 from config.schema import TOOL_CONFIG, MixedConfig, StateMaskedGRPOConfig, ToolConfig
+from tool_server.settings import OwnServerSettings
 from verl_mixed.checks.config.unread import READERS, Reader, read_by
 from verl_mixed.checks.preflight import SET_BY_THE_RUN
 from verl_mixed.run.settings import SETTINGS

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from samplers.curriculum import ChosenRows
-from samplers.decisions import malformed, shortcomings
+from samplers.adaptive.controller import malformed, shortcomings
+from samplers.adaptive.curriculum import ChosenRows
 from samplers.ledger import Decision, LedgerEntry, Line, PlanStart, StepEnd
 from samplers.mixture_plan import MixturePlan
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from samplers.disk import flush, sync, write_whole
+from config.disk import flush, sync, write_whole
 
 Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
 """A prompt is replaced by the next prompt of its source if all rewards of its group are equal
@@ -59,7 +59,7 @@ class LedgerEntry:
     """Judged trajectories that solved the prompt (`acc` is 1)."""
 
     advantage: float | None = None
-    """Mean absolute advantage of the judged trajectories (`samplers.decisions.mean_advantage`),
+    """Mean absolute advantage of the judged trajectories (`mean_advantage` of the controller),
     whichever estimator the run has; 0 if their rewards were equal. None of a filtered group."""
 
     tokens: int | None = None
@@ -80,7 +80,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """How many prompts of each source a window of steps has, and why (`samplers.decisions`).
+    """How many prompts of each source a window of steps has, and why: the controller decided it.
 
     Mappings have one entry per source.
     """

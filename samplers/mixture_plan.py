@@ -35,15 +35,15 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplers import turns
+from samplers import prompt_order as turns
+from samplers.adaptive.controller import MILLION, Policy, decide, first_decision
+from samplers.adaptive.curriculum import ChosenRows, MappedOrder
+from samplers.adaptive.windows import Windows
 from samplers.apportionment import apportion, exact_shares
-from samplers.curriculum import ChosenRows, MappedOrder
-from samplers.decisions import MILLION, Policy, decide, first_decision
 from samplers.ledger import Decision, LedgerEntry
 from samplers.permutation import RowOrder, order_key
+from samplers.prompt_order import Dues, Turns
 from samplers.shares import Shares, steps_without_ratio
-from samplers.turns import Dues, Turns
-from samplers.windows import Windows
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +107,9 @@ class MixturePlan:
         apportionment: `carry` carries remainders to the next batch; `fixed` gives every batch the
             same largest-remainder counts, so a small share may get no prompt at all.
         parts: see `Shares`; a description has it.
-        policy: the shares are decided for one window of steps at a time (`samplers.decisions`); the
-            ratios are those of the first window. None: the ratios hold for the whole run.
+        policy: the shares are decided for one window of steps at a time
+            (`samplers.adaptive.controller`); the ratios are those of the first window. None: the
+            ratios hold for the whole run.
         choices: source -> the rows that may be drawn, in which order; its size is their number. The
             other sources draw all their rows.
 
@@ -336,7 +337,7 @@ class MixturePlan:
     # --- decisions ----------------------------------------------------------------------------
 
     def decide(self, entries: Iterable[LedgerEntry]) -> Decision:
-        """Decide the next window; see `samplers.decisions`.
+        """Decide the next window; see `samplers.adaptive.controller`.
 
         Args:
             entries: the ledger's lines of the last window that is decided.

@@ -5,8 +5,8 @@ from fractions import Fraction
 from typing import cast
 
 from config.schema import MixedConfig
-from samplers.curriculum import ChosenRows
-from samplers.decisions import MILLION, Policy
+from samplers.adaptive.controller import MILLION, Policy
+from samplers.adaptive.curriculum import ChosenRows
 from samplers.mixture_plan import MixturePlan, Ratio
 
 
@@ -23,7 +23,7 @@ def plan_for(
         sizes: source -> rows; sources without a ratio above 0 are left out.
         batch_size: prompts per batch.
         rollout_n: trajectories per prompt of sources that name none of their own.
-        choices: `samplers.profiles.choices_for` of the training files.
+        choices: `samplers.adaptive.profiles.choices_for` of the training files.
 
     Raises:
         ValueError: the mixture is impossible.

@@ -8,7 +8,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
 from omegaconf import DictConfig
 
-from verl_mixed.run.compose import CONFIG_DIR, verl_folder
+from config.lookup import CONFIG_DIR
+from verl_mixed.run.compose import verl_folder
 
 
 def compose_once() -> None:

@@ -19,10 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed")
+PACKAGES = (
+    *("agent_loop", "cluster", "config", "cpu_engine"),
+    *("rate_limit", "samplers", "tool_server", "verl_mixed"),
+)
 EXEMPT = (
-    "agent_loop.tools.sandbox.inside",
-    "agent_loop.cpu.vllm_cpu",
+    "tool_server.sandbox.inside",
+    "cpu_engine.vllm_cpu",
     "agent_loop.environments.openenv_client",
     "agent_loop.environments.textarena_game",
     "agent_loop.environments.verifiers_",

@@ -126,7 +126,7 @@ def test_a_cpu_gets_our_engine(model_type: str, strategy: str, monkeypatch: pyte
     from verl.workers.engine.base import EngineRegistry
 
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cpu")
-    assert EngineRegistry.get_engine_cls(model_type, strategy).__module__ == "agent_loop.cpu.engine"
+    assert EngineRegistry.get_engine_cls(model_type, strategy).__module__ == "cpu_engine.engine"
 
 
 # --- config ---------------------------------------------------------------------------------------
@@ -307,7 +307,10 @@ def test_the_worker_that_hosts_agent_loops_is_verls_and_is_chosen_by_a_config_ke
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.workers.config.rollout import AgentLoopConfig
 
-    from agent_loop.loop_worker import MixedAgentLoopManager, MixedAgentLoopWorker
+    from agent_loop.training.verl_adapters.loop_worker import (
+        MixedAgentLoopManager,
+        MixedAgentLoopWorker,
+    )
 
     assert issubclass(MixedAgentLoopManager, AgentLoopManagerTQ)
     inner = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
@@ -365,8 +368,8 @@ def test_our_rollout_backend_has_every_method_that_verl_leaves_open():
     from verl.checkpoint_engine.base import CheckpointEngine
     from verl.workers.rollout.base import BaseRollout
 
-    from agent_loop.cpu.checkpoint_engine import TCPStoreCheckpointEngine
-    from agent_loop.cpu.rollout import HFReplica, HFServerAdapter
+    from cpu_engine.checkpoint_engine import TCPStoreCheckpointEngine
+    from cpu_engine.rollout import HFReplica, HFServerAdapter
 
     for kind in (HFServerAdapter, HFReplica, TCPStoreCheckpointEngine):
         assert not inspect.isabstract(kind), sorted(getattr(kind, "__abstractmethods__", ()))
@@ -377,7 +380,7 @@ def test_our_rollout_backend_has_every_method_that_verl_leaves_open():
 def test_our_server_has_every_method_that_verl_calls_on_one():
     from verl.workers.rollout import replica
 
-    from agent_loop.cpu.rollout import HFServer
+    from cpu_engine.rollout import HFServer
 
     source = source_of(replica.RolloutReplica)
     called = {

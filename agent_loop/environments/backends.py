@@ -24,6 +24,8 @@ import msgspec
 import psutil
 from yarl import URL
 
+from agent_loop.calls.child_process import inherited_environment
+from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import (
     MAX_OBSERVATION_BYTES,
     InvalidAction,
@@ -32,14 +34,12 @@ from agent_loop.environments.episode import (
 )
 from agent_loop.environments.instances import class_of, made
 from agent_loop.toolbox.functions import run_in_loop
-from agent_loop.tools.bounded_read import read_bounded
-from agent_loop.tools.child_process import inherited_environment
-from agent_loop.tools.protocol import ToolRejected, ToolUnavailable
-from agent_loop.tools.responses import dumps, replace_surrogates, retry_after_s
-from agent_loop.tools.routes import RequestFailed
 from config.environment import RUN_MARK
 from config.environments import ADAPTERS, EnvironmentEntry
 from config.tool_entries import without_secrets
+from tool_server.wire.bounded_read import read_bounded
+from tool_server.wire.protocol import ToolRejected, ToolUnavailable
+from tool_server.wire.responses import dumps, replace_surrogates, retry_after_s
 
 START_S = 60.0
 """Longest start of a server: it imports the class and its packages."""
@@ -77,7 +77,7 @@ _MARK = "MIXED_ENVIRONMENT"
 class Backend(Protocol):
     """Answers the calls of the sessions of one environment.
 
-    The answers are not checked yet. Faults are raised as in `agent_loop.tools.routes.Post`.
+    The answers are not checked yet. Faults are raised as in `agent_loop.calls.routes.Post`.
     """
 
     async def ready(self) -> None:

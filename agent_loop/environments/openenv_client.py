@@ -20,8 +20,8 @@ import sys
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
+from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import MAX_OBSERVATION_BYTES, InvalidAction, Step
-from agent_loop.tools.routes import RequestFailed
 from config.tool_entries import is_url
 
 TEXT = "{text}"

@@ -17,7 +17,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from agent_loop.compat import timeout
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import RequestFailed, local_route
+from agent_loop.calls.servers import Server
 from agent_loop.environments.backends import (
     Backend,
     HttpBackend,
@@ -25,12 +27,10 @@ from agent_loop.environments.backends import (
     ProcessBackend,
 )
 from agent_loop.environments.episode import InvalidAnswer, Start, Step, start_of, step_of
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolCall, ToolError, ToolResult, ToolUnavailable
-from agent_loop.tools.routes import RequestFailed, local_route
-from agent_loop.tools.servers import Server
+from config.compat import timeout
 from config.environments import EnvironmentEntry
 from config.tool_entries import without_secrets
+from tool_server.wire.protocol import ToolCall, ToolError, ToolResult, ToolUnavailable
 
 logger = logging.getLogger(__name__)
 

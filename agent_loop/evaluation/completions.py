@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agent_loop.tools.bounded_read import plain_session, read_bounded
-from agent_loop.tools.responses import replace_surrogates, retry_after_s, text_of
+from tool_server.wire.bounded_read import plain_session, read_bounded
+from tool_server.wire.responses import replace_surrogates, retry_after_s, text_of
 
 ATTEMPTS = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0

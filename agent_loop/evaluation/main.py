@@ -17,15 +17,15 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from agent_loop.evaluation.records import JOB, RECORDS, SELECTED, Key, Record, RecordsFile
 from agent_loop.evaluation.selection import Selection
+from agent_loop.records.evaluation_records import JOB, RECORDS, SELECTED, Key, Record, RecordsFile
+from agent_loop.records.run_folder import write_text
 from agent_loop.training.main import join
-from agent_loop.training.run_folder import write_text
 from agent_loop.training.verl_config import refusals
 from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
 
 CONFIG = "config.yaml"
-"""File in the folder of an evaluation; `agent_loop.evaluation.records` names the others."""
+"""File in the folder of an evaluation; `agent_loop.records.evaluation_records` names the others."""
 
 SAYS = "evaluation: "
 """Begins the lines that the launcher prints too."""
@@ -161,9 +161,9 @@ def _run(
 
 def _settle_limiter(config: DictConfig) -> None:
     """Decide for all processes which limiter keeps the rate, as the trainer does."""
-    from agent_loop.tools.limiter import make_limiter, resolve_backend
-    from agent_loop.tools.own_limits import open_own_limiters
-    from agent_loop.turns.loop_settings import own_limits_of
+    from agent_loop.calls.limiter import make_limiter, resolve_backend
+    from agent_loop.calls.own_limits import open_own_limiters
+    from agent_loop.limited import own_limits_of
 
     mixed_values: Any = OmegaConf.to_container(config.mixed, resolve=True)
     tool_values: Any = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
-from agent_loop.evaluation.recording import record_of
-from agent_loop.evaluation.records import Record
-from agent_loop.loop_worker import SessionRunner
+from agent_loop.records.evaluation_records import Record
+from agent_loop.records.session_record import record_of
+from agent_loop.training.verl_adapters.loop_worker import SessionRunner
 
 
 class EvaluationWorker(SessionRunner, AgentLoopWorker):

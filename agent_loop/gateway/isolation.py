@@ -12,15 +12,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent_loop.tools.sandbox.bubblewrap import (
+from tool_server.isolation.bubblewrap import (
     UIDS,
     binds,
     require_own_counts,
     user_namespace,
 )
-from agent_loop.tools.sandbox.host import interpreter, memory_file, program
-from agent_loop.tools.sandbox.program import SandboxUnavailable
-from agent_loop.tools.sandbox.seccomp import build_filter
+from tool_server.isolation.errors import SandboxUnavailable
+from tool_server.isolation.host import interpreter, memory_file, program
+from tool_server.isolation.seccomp import build_filter
 
 INSIDE = str(Path(__file__).with_name("inside.py"))
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from agent_loop.gateway.session import Session
 from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.tools.protocol import ToolError
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Call, Observation, run_call
 from agent_loop.watchdog import waits_for
+from tool_server.wire.protocol import ToolError
 
 VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 """Revisions that are spoken, the newest first."""

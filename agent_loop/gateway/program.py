@@ -41,12 +41,12 @@ from pathlib import Path, PurePosixPath
 from socket import socket as Socket
 from typing import Literal
 
+from agent_loop.calls.child_process import find_program, inherited_environment
 from agent_loop.gateway.isolation import AgentSandbox, Start, host_start
 from agent_loop.gateway.relay import relayed
 from agent_loop.gateway.running import Running, uninterrupted
-from agent_loop.tools.child_process import find_program, inherited_environment
-from agent_loop.tools.sandbox.program import SandboxUnavailable
-from agent_loop.tools.sandbox.usage_monitor import remove
+from tool_server.isolation.errors import SandboxUnavailable
+from tool_server.isolation.proc import remove
 
 MAX_ANSWER_BYTES = 1 << 16
 """Of an answer file; of a longer one the end is taken."""

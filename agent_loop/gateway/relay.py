@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent_loop.compat import gather_all
+from config.compat import gather_all
 
 CHUNK = 1 << 16
 """Bytes that each direction of a connection holds; a side that does not read stops the other."""

@@ -15,11 +15,11 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from agent_loop.compat import timeout
 from agent_loop.gateway.isolation import INSIDE, Start
-from agent_loop.tools.sandbox.host import interpreter
-from agent_loop.tools.sandbox.program import SandboxUnavailable
-from agent_loop.tools.sandbox.usage_monitor import descendants, memory_bytes, resident_bytes
+from config.compat import timeout
+from tool_server.isolation.errors import SandboxUnavailable
+from tool_server.isolation.host import interpreter
+from tool_server.isolation.proc import descendants, memory_bytes, resident_bytes
 
 STDOUT_BYTES, STDERR_BYTES = 1 << 16, 4096
 """Bytes that are kept of what a program prints: the last ones."""

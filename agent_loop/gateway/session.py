@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
 
-from agent_loop.compat import timeout
 from agent_loop.gateway.chains import Chains, Place, PromptTemplate
 from agent_loop.gateway.wire import (
     Finish,
@@ -25,14 +24,15 @@ from agent_loop.gateway.wire import (
     TokenLogprob,
     WireError,
 )
-from agent_loop.tools.protocol import ToolError
 from agent_loop.turns.call_formats import CallFormat, CallMistake
+from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.native import prompt_opens_thought
-from agent_loop.turns.observation_style import TokenCodec
 from agent_loop.turns.tags import first_end, stop_token_ids
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Budget, Call, Generated, Rollout, Stop, Turn, append_turn
 from agent_loop.watchdog import waits_for
+from config.compat import timeout
+from tool_server.wire.protocol import ToolError
 
 MOST_IGNORED = 50
 """Names of ignored fields that are kept of one session."""

@@ -8,8 +8,8 @@ import msgspec
 
 from agent_loop.gateway.chains import Messages
 from agent_loop.gateway.wire import WireError
+from agent_loop.turns.codec import TokenCodec, as_plain_text
 from agent_loop.turns.native import plain_word
-from agent_loop.turns.observation_style import TokenCodec, as_plain_text
 from agent_loop.turns.tool_messages import Called, CannotContinue, Render, ToolMessages, written
 
 LONG_TOKEN = 16

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agent_loop.tools.protocol import ToolBackend
+from tool_server.wire.protocol import ToolBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agent_loop.compat import StrEnum, gather_all
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
-from agent_loop.tools.fenced import extract_code
-from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
+from config.compat import StrEnum, gather_all
 from config.schema import Section
+from tool_server.wire.fenced import extract_code
+from tool_server.wire.protocol import ToolBackend, ToolRejected, run_code_call
 
 LEAST_TIME_LIMIT_S = 5.0
 """Shortest time limit of a test, because the limits of public problems are for compiled languages.

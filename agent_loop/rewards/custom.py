@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, Reward
-from agent_loop.tools.protocol import ToolBackend, ToolError
 from samplers.module_file import module_of
+from tool_server.wire.protocol import ToolBackend, ToolError
 
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 

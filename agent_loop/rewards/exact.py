@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
-from agent_loop.tools.protocol import ToolBackend
+from tool_server.wire.protocol import ToolBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,30 +6,38 @@ have, because the policy does not write requests.
 """
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import aiohttp
 import msgspec
 
-from agent_loop.rewards.judge import KEY_VARIABLE, TOOL, judge_key
-from agent_loop.tools.bounded_read import read_bounded
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolBackend, ToolCall, ToolError, ToolResult, ToolUnavailable
-from agent_loop.tools.responses import (
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import RequestFailed, Route, local_route
+from agent_loop.calls.servers import Server
+from agent_loop.calls.transport import MAX_ERROR_BYTES, redirect_target, unreadable
+from agent_loop.rewards.judge_options import KEY_VARIABLE, TOOL, JudgeOptions, judge_key
+from tool_server.wire.bounded_read import read_bounded
+from tool_server.wire.protocol import ToolBackend, ToolCall, ToolError, ToolResult, ToolUnavailable
+from tool_server.wire.responses import (
     dumps,
     max_answer_bytes,
     replace_surrogates,
     retry_after_s,
     text_of,
 )
-from agent_loop.tools.routes import RequestFailed, Route, local_route
-from agent_loop.tools.servers import Server
-from agent_loop.tools.transport import MAX_ERROR_BYTES, redirect_target, unreadable
 
-if TYPE_CHECKING:
-    from agent_loop.rewards.judge import JudgeReward
+
+class Judge(Protocol):
+    """What a request needs of the reward."""
+
+    @property
+    def options(self) -> JudgeOptions: ...
+    def read(self, body: Mapping[str, Any], code: str) -> object | None:
+        """The verdict of an answer; None if it cannot be read."""
+        ...
 
 
 class _Message(msgspec.Struct):
@@ -56,13 +64,13 @@ class _Completion(msgspec.Struct):
 _COMPLETION = msgspec.json.Decoder(_Completion)
 
 
-def client_of(tools: ToolBackend, reward: "JudgeReward") -> ToolClient:
+def client_of(tools: ToolBackend, reward: Judge) -> ToolClient:
     """The client whose calls go to the judge."""
     assert isinstance(tools, ToolClient), "agent loops give rewards the tool client"
     return tools.on(tools.resource(reward, partial(_route, tools, reward)))
 
 
-def _route(tools: ToolClient, reward: "JudgeReward") -> Route:
+def _route(tools: ToolClient, reward: Judge) -> Route:
     options = reward.options
     base_url = options.url
     route = local_route(
@@ -80,9 +88,7 @@ def _route(tools: ToolClient, reward: "JudgeReward") -> Route:
     return tools.limits(route, options)
 
 
-async def _post(
-    tools: ToolClient, reward: "JudgeReward", call: ToolCall, server: Server
-) -> ToolResult:
+async def _post(tools: ToolClient, reward: Judge, call: ToolCall, server: Server) -> ToolResult:
     """Ask the judge once; an answer may be cached if its verdict can be read.
 
     Raises:

@@ -30,7 +30,7 @@ from jsonschema.validators import validator_for
 from referencing.exceptions import Unresolvable
 
 from agent_loop.json_schemas import OFFLINE
-from agent_loop.tools.responses import replace_surrogates
+from tool_server.wire.responses import replace_surrogates
 
 FIELDS = ("question", "answer", "reference", "response")
 """Names that a rubric may have in braces."""

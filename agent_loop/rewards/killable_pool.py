@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
-from agent_loop.tools.protocol import ToolTimeout
-from agent_loop.tools.spawned import SpawnWithoutMain
+from agent_loop.calls.spawned import SpawnWithoutMain
+from tool_server.wire.protocol import ToolTimeout
 
 T = TypeVar("T")
 

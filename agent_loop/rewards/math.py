@@ -7,7 +7,7 @@ from typing import Any
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.rewards.math_forms import MAX_LENGTH, compare, normalise
 from agent_loop.rewards.math_pool import are_equal
-from agent_loop.tools.protocol import ToolBackend
+from tool_server.wire.protocol import ToolBackend
 
 _NO_ANSWER = " \t\n$%.\\"
 """A text of only these characters is no answer."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from samplers.rows.sources.math import boxed_answer
+from samplers.rows.boxed import boxed_answer
 
 MAX_LENGTH = 2000
 """Longest answer in characters; a longer one is wrong."""

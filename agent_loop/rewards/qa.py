@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
-from agent_loop.tools.protocol import ToolBackend
+from tool_server.wire.protocol import ToolBackend
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -7,9 +7,9 @@ from typing import Any
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.rewards.killable_pool import KillablePool
 from agent_loop.rewards.reasoning_process import judged, prepare, scorer_and_entry
-from agent_loop.tools.protocol import ToolBackend, ToolUnavailable
 from samplers.rows.made_records import installed_version
 from samplers.rows.sources.reasoning_gym import KIND
+from tool_server.wire.protocol import ToolBackend, ToolUnavailable
 
 _POOL = KillablePool(
     tool="reasoning_gym",

@@ -84,9 +84,9 @@ def _give_up_rights() -> None:
     os.environ.clear()
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
-        from agent_loop.tools.sandbox.host import readable_paths
-        from agent_loop.tools.sandbox.inside import confine
-        from agent_loop.tools.sandbox.seccomp import build_filter
+        from tool_server.isolation import confine
+        from tool_server.isolation.host import readable_paths
+        from tool_server.isolation.seccomp import build_filter
 
         packages = [Path(path) for path in sys.path if "-packages" in path]
         confine.no_new_privs()

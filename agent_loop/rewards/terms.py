@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, Reward
-from agent_loop.tools.protocol import ToolBackend
 from config.schema import LengthTermConfig, RewardTerms
+from tool_server.wire.protocol import ToolBackend
 
 FREE_SHARE = 0.8
 """Default of `free` as a share of `limit`, as in DAPO's own runs."""

@@ -1,5 +1,5 @@
 """The tools that the model of a source may call: this project's, Python functions, MCP, verl's.
 
 Each tool is a JSON schema (`ToolSpec`) and something that answers (`Tool`). Every call goes through
-the tool client (`agent_loop.tools.client`): limiter, slots, deadline, retries, cache, typed faults.
+the tool client (`agent_loop.calls.client`): limiter, slots, deadline, retries, cache, typed faults.
 """

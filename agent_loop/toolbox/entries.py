@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import Route
 from agent_loop.toolbox.functions import (
     ClassSource,
     FunctionSource,
@@ -12,8 +14,6 @@ from agent_loop.toolbox.functions import (
 from agent_loop.toolbox.own import OwnSource
 from agent_loop.toolbox.spec import ToolSource
 from agent_loop.toolbox.toolbox import OpenedSource, Toolbox
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.routes import Route
 from config.tool_entries import OWN_TOOLS, ToolEntry
 
 
@@ -67,7 +67,7 @@ def source_of(
 
         return McpSource(entry, client)
     if entry.verl is not None:
-        from agent_loop.toolbox.verls import VerlSource, tools_of_file
+        from agent_loop.training.verl_adapters.verl_tools import VerlSource, tools_of_file
 
         found = tools_of_file(entry.verl)
         return VerlSource(found, entry.verl, limit, timeout_s, client.clock)

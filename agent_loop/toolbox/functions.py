@@ -21,15 +21,15 @@ from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import RequestFailed, Route, local_route
+from agent_loop.calls.servers import Server
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
-from agent_loop.tools.routes import RequestFailed, Route, local_route
-from agent_loop.tools.servers import Server
 from agent_loop.turns.turn_loop import Observation
 from samplers.module_file import module_of
+from tool_server.wire.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ results."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_loop.calls.client import ToolClient
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import Toolbox
-from agent_loop.tools.client import ToolClient
 from agent_loop.turns.turn_loop import Observation
 from config.schema import ToolConfig
 from config.tool_entries import ToolEntry

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.own_limits import own_name
+from agent_loop.calls.routes import RequestFailed, local_route
+from agent_loop.calls.servers import Server
 from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import START_S, Connection, StartFailed
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
 from agent_loop.toolbox.toolbox import check_only
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.own_limits import own_name
-from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
-from agent_loop.tools.responses import rewritten_without_surrogates
-from agent_loop.tools.routes import RequestFailed, local_route
-from agent_loop.tools.servers import Server
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
+from tool_server.wire.protocol import ToolCall, ToolResult, ToolUnavailable
+from tool_server.wire.responses import rewritten_without_surrogates
 
 if TYPE_CHECKING:
     import mcp_types as types

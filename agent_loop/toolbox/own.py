@@ -8,12 +8,12 @@ from uuid import uuid4
 
 from agent_loop.tool_actions import calculate, run_code, search
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
-from agent_loop.tools.protocol import ToolError, end_session_call
 from agent_loop.turns.turn_loop import Observation
+from tool_server.wire.protocol import ToolError, end_session_call
 
 if TYPE_CHECKING:  # the checks of a config need only the specs
-    from agent_loop.tools.client import ToolClient
-    from agent_loop.tools.routes import Route
+    from agent_loop.calls.client import ToolClient
+    from agent_loop.calls.routes import Route
 
 
 def _text_arguments(needed: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:

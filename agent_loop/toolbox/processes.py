@@ -11,9 +11,9 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from agent_loop.tools.protocol import ToolRejected
-from agent_loop.tools.spawned import SpawnWithoutMain
+from agent_loop.calls.spawned import SpawnWithoutMain
 from samplers.module_file import module_of
+from tool_server.wire.protocol import ToolRejected
 
 PROCESSES = 2
 """Processes of a function whose entry has no `slots`."""

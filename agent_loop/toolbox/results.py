@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent_loop.tools.protocol import ToolResult, ToolUnavailable
-from agent_loop.tools.responses import MAX_OTHER_ANSWER_BYTES, replace_surrogates
 from agent_loop.turns.turn_loop import Observation
+from tool_server.wire.protocol import ToolResult, ToolUnavailable
+from tool_server.wire.responses import MAX_OTHER_ANSWER_BYTES, replace_surrogates
 
 NO_OUTPUT = "no output"
 

@@ -9,28 +9,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import Route
 from agent_loop.toolbox.functions import Definition
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import (
+from agent_loop.turns.turn_loop import Observation
+from tool_server.wire.protocol import (
     MAX_RUN_S,
     ToolError,
     ToolRejected,
     ToolUnavailable,
     run_code_call,
 )
-from agent_loop.tools.routes import Route
-from agent_loop.turns.turn_loop import Observation
 
 _MARK = "\x1etool-result:"
 
 _PROGRAM = """\
 import sys, types
 class ToolRejected(Exception): pass
-for name in ("agent_loop", "agent_loop.tools", "agent_loop.tools.protocol"):
+for name in ("tool_server", "tool_server.wire", "agent_loop", "agent_loop.tools"):
     sys.modules[name] = types.ModuleType(name)
-sys.modules["agent_loop.tools.protocol"].ToolRejected = ToolRejected
+for name in ("tool_server.wire.protocol", "agent_loop.tools.protocol"):  # the second is that of 1.1
+    module = sys.modules[name] = types.ModuleType(name)
+    module.ToolRejected = ToolRejected
 def main():
     import asyncio, json
     out, sys.stdout = sys.stdout, sys.stderr

@@ -21,7 +21,7 @@ from agent_loop.json_schemas import OFFLINE, check_schema
 from agent_loop.turns.tags import ActionKind
 
 if TYPE_CHECKING:
-    from agent_loop.tools.client import ToolClient
+    from agent_loop.calls.client import ToolClient
     from agent_loop.turns.turn_loop import Observation
 
 MAX_DEPTH = 64

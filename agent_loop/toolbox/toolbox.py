@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.compat import timeout
+from agent_loop.calls.client import ToolClient
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSource, ToolSpec
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolUnavailable
 from agent_loop.turns.turn_loop import Observation
+from config.compat import timeout
+from tool_server.wire.protocol import ToolUnavailable
 
 CLOSE_S = 10.0
 """Longest time in which the state of a trajectory is freed."""

@@ -22,9 +22,11 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.debug import marked_timer
 
-from agent_loop.evaluation.records import RECORD, read_record, write_records
-from agent_loop.metrics.pace_metrics import pace_metrics
-from agent_loop.metrics.source_metrics import (
+from agent_loop.calls.limiter import metrics_now
+from agent_loop.records.evaluation_records import RECORD, read_record, write_records
+from agent_loop.records.pace_metrics import pace_metrics
+from agent_loop.records.run_folder import numbers_of, write_lines
+from agent_loop.records.source_metrics import (
     TrainedTrajectory,
     TrajectoryTokens,
     eviction_metrics,
@@ -37,9 +39,9 @@ from agent_loop.metrics.source_metrics import (
     staleness_metrics,
     validation_metrics,
 )
-from agent_loop.metrics.token_metrics import token_metrics
-from agent_loop.metrics.wandb_run import log_table, shown, trajectory_rows
-from agent_loop.tools.limiter import metrics_now
+from agent_loop.records.token_metrics import token_metrics
+from agent_loop.records.trajectory_record import joined
+from agent_loop.records.wandb_run import log_table, shown, trajectory_rows
 from agent_loop.training.alarms import (
     TooManyFaults,
     drift_problems,
@@ -49,12 +51,10 @@ from agent_loop.training.alarms import (
     nothing_to_train,
 )
 from agent_loop.training.retention import prune_trajectories, sampled_groups
-from agent_loop.training.run_folder import numbers_of, write_lines
 from agent_loop.training.trained_batch import copy_of, parts, read_token_sums, read_tokens
 from agent_loop.training.trainer_state import Prepared, TrainerState
-from agent_loop.turns.observation_style import codec_of
-from agent_loop.turns.record import joined
-from samplers.decisions import MILLION, mean_advantage
+from agent_loop.turns.codec import codec_of
+from samplers.adaptive.controller import MILLION, mean_advantage
 from samplers.ledger import Decision, LedgerEntry, Outcome
 from samplers.uid import prompt_of
 

@@ -166,14 +166,6 @@ def compute_per_session_advantage(
     return advantages, returns
 
 
-ESTIMATOR_FUNCTIONS = {
-    PER_SESSION: compute_per_session_advantage,
-    STATE_MASKED_GRPO: compute_state_masked_grpo_advantage,
-    STATE_MASKED_REMAX: compute_state_masked_remax_advantage,
-}
-"""`algorithm.adv_estimator` -> function; `agent_loop.plugin` registers them with verl."""
-
-
 def _settings(config: Any) -> StateMaskedGRPOConfig:
     algorithm = {} if config is None else config
     by_std = algorithm.get("norm_adv_by_std_in_grpo", True)

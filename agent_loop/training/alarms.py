@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens, groups_of
+from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens, groups_of
 from agent_loop.turns.trajectory import why_masked
 from samplers.faults import GroupFaults, fault_of
 

@@ -20,8 +20,7 @@ import transfer_queue as tq
 from omegaconf import open_dict
 from verl.utils.debug import marked_timer
 
-from agent_loop.training.retention import prune_checkpoints, remove_checkpoint
-from agent_loop.training.run_folder import (
+from agent_loop.records.run_folder import (
     TRACKER,
     tracked_step,
     trajectory_files,
@@ -29,6 +28,7 @@ from agent_loop.training.run_folder import (
     write_lines,
     write_text,
 )
+from agent_loop.training.retention import prune_checkpoints, remove_checkpoint
 from agent_loop.training.trainer_state import TrainerState
 from samplers.ledger import LedgerEntry, read_ledger
 from samplers.uid import group_of, prompt_of

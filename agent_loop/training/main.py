@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_loop.training.own_queue import VARIABLE
+from agent_loop.training.queue_namespace import VARIABLE
 from agent_loop.training.verl_config import refusals
 from config.environment import ENV_FORWARD
 from config.environments import EnvironmentEntry, as_environment

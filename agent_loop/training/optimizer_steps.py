@@ -22,6 +22,7 @@ import numpy as np
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 
+from agent_loop.records.run_folder import is_claimed
 from agent_loop.training.advantage import (
     PER_SESSION,
     STATE_MASKED_REMAX,
@@ -30,7 +31,6 @@ from agent_loop.training.advantage import (
 )
 from agent_loop.training.alarms import exceeds
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_GROUPS
-from agent_loop.training.run_folder import is_claimed
 from agent_loop.training.session_loss import SESSION_SHARE, session_loss_of
 from agent_loop.training.session_rules import faults_of_rows
 from agent_loop.training.trained_batch import (

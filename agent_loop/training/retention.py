@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from agent_loop.training.run_folder import checkpoint_folders, tracked_step, trajectory_files
+from agent_loop.records.run_folder import checkpoint_folders, tracked_step, trajectory_files
 
 logger = logging.getLogger(__name__)
 

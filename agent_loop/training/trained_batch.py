@@ -20,9 +20,9 @@ from verl.utils.seqlen_balancing import (
     log_seqlen_unbalance,
 )
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
-from agent_loop.metrics.token_metrics import TokenSums, token_sums
-from agent_loop.turns.record import unpack
+from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
+from agent_loop.records.token_metrics import TokenSums, token_sums
+from agent_loop.records.trajectory_record import unpack
 from samplers.balance import deal_groups, imbalance, rows_per_update, spread_rows
 from samplers.faults import trained_tokens_of
 from samplers.uid import group_of, prompt_of

@@ -31,25 +31,25 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from agent_loop.metrics.exposition import Exposition
-from agent_loop.metrics.wandb_artifacts import Artifacts
-from agent_loop.metrics.wandb_run import end_service
-from agent_loop.tools.limiter import Limiter, make_limiter, resolve_backend
-from agent_loop.tools.own_limits import open_own_limiters
+from agent_loop.calls.limiter import Limiter, make_limiter, resolve_backend
+from agent_loop.calls.own_limits import open_own_limiters
+from agent_loop.limited import own_limits_of
+from agent_loop.records.exposition import Exposition
+from agent_loop.records.run_folder import STOP_FILE, MetricsFile, is_claimed
+from agent_loop.records.wandb_artifacts import Artifacts
+from agent_loop.records.wandb_run import end_service
 from agent_loop.training.accounts import Accounts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.checkpoints import Checkpoints
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import OptimizerSteps
-from agent_loop.training.run_folder import STOP_FILE, MetricsFile, is_claimed
-from agent_loop.turns.loop_settings import own_limits_of
 from config.agents import BLOCKS, with_blocks
 from config.lookup import files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
+from samplers.adaptive.profiles import choices_for
 from samplers.ledger import Ledger
 from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.planned import plan_for
-from samplers.profiles import choices_for
 from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync, Mixture
 from samplers.uid import make_uid
 
@@ -229,7 +229,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         super()._init_resource_pool_mgr()
         if self.config.trainer.device != "cpu":
             return
-        from agent_loop.cpu.worker import (
+        from cpu_engine.worker import (
             CPUActorRolloutRefWorker,
             CPUCriticWorker,
             CPUDetachActorWorker,

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent_loop.metrics.exposition import Exposition
-from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
-from agent_loop.metrics.token_metrics import TokenSums
-from agent_loop.metrics.wandb_artifacts import Artifacts
-from agent_loop.tools.limiter import Limiter
+from agent_loop.calls.limiter import Limiter
+from agent_loop.records.exposition import Exposition
+from agent_loop.records.run_folder import MetricsFile
+from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
+from agent_loop.records.token_metrics import TokenSums
+from agent_loop.records.wandb_artifacts import Artifacts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
-from agent_loop.training.run_folder import MetricsFile
 from config.schema import MixedConfig
 from samplers.ledger import Ledger, LedgerEntry
 from samplers.mixture_plan import MixturePlan

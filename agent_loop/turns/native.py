@@ -11,10 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
-from agent_loop.turns.observation_style import Shown, TokenCodec, fit
+from agent_loop.turns.codec import TokenCodec
+from agent_loop.turns.observation_style import Shown, fit
 from agent_loop.turns.tags import Action, ActionKind, Tags, first_end
 from agent_loop.turns.tool_messages import Called, ToolMessages, written
-from samplers.rows.sources.math import boxed_answer
+from samplers.rows.boxed import boxed_answer
 
 _PLAIN = re.compile(r"[\w.:/-]{1,256}")
 

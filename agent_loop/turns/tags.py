@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from agent_loop.compat import StrEnum
+from config.compat import StrEnum
 from config.schema import TAG_FIELDS, ToolConfig
-from samplers.rows.sources.math import boxed_answer
+from samplers.rows.boxed import boxed_answer
 
 Decode = Callable[[Sequence[int]], str]
 

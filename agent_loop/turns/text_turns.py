@@ -7,8 +7,9 @@ torch.
 
 from collections.abc import Sequence
 
+from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.native import THOUGHTS, NativeDialogue, opens_thought
-from agent_loop.turns.observation_style import Shown, TokenCodec, fit
+from agent_loop.turns.observation_style import Shown, fit
 from agent_loop.turns.tags import Action, ActionKind
 from agent_loop.turns.tool_messages import ToolMessages, written
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.compat import StrEnum
+from config.compat import StrEnum
 
 
 class StopReason(StrEnum):

@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agent_loop.compat import gather_all, timeout
-from agent_loop.tools.protocol import ToolError, ToolRejected, ToolResult
-from agent_loop.turns.observation_style import ObservationStyle, TokenCodec
+from agent_loop.turns.codec import TokenCodec
+from agent_loop.turns.observation_style import ObservationStyle
 from agent_loop.turns.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.watchdog import Activity, current_activity, waits_for
+from config.compat import gather_all, timeout
+from tool_server.wire.protocol import ToolError, ToolRejected, ToolResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

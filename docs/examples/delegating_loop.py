@@ -12,10 +12,10 @@ answer.
 from typing import Any
 
 from agent_loop.tool_actions import calculate
-from agent_loop.tools.protocol import ToolUnavailable
 from agent_loop.turn_agent_loop import TaggedAgentLoop
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Observation, Rollout
+from tool_server.wire.protocol import ToolUnavailable
 
 
 class DelegatingAgentLoop(TaggedAgentLoop):

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from tests.browser import open_page, viewing
 
 HERE = Path(__file__).parent

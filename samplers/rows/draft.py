@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from samplers.disk import claimed, flush, sync, write_whole
+from config.disk import claimed, flush, sync, write_whole
 
 _STATE = "state.json"
 _SEEN = "seen.u64"

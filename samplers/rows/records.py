@@ -31,8 +31,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from samplers.disk import BrokenFile
-from samplers.kind import BadRecord
+from config.disk import BrokenFile
+from samplers.rows.kind import BadRecord
 
 MOST_RECORD_BYTES = 512 << 20
 """A longer record ends the reading, because such a file has no record ends."""

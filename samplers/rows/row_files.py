@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from samplers.disk import sync
+from config.disk import sync
 from samplers.rows.draft import draft_folder
 from samplers.rows.schema import SCHEMA
 

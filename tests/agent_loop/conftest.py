@@ -1,16 +1,11 @@
-"""What tests of loops, rewards and tools run under."""
+"""What tests of loops, rewards and calls run under."""
 
 import pytest
 
+from tests.tool_server.conftest import busy_server as busy_server
+
 
 @pytest.fixture(autouse=True)
-def busy_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No verdict is refused because the machine is busy with other tests.
-
-    A server that gets no processor refuses to judge (`SandboxUnavailable`, `ToolTimeout`,
-    `Overloaded`). The tests of these refusals set their own limits.
-    """
+def busy_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `busy_server`, for rewards that judge in processes."""
     monkeypatch.setattr("agent_loop.rewards.killable_pool.WALL_S", 240.0)
-    monkeypatch.setattr("agent_loop.tools.algebra.pool.WALL_FACTOR", 1000)
-    if "starved" not in request.fixturenames:
-        monkeypatch.setattr("agent_loop.tools.sandbox.sandbox.WALL_FACTOR", 1000)

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent_loop.calls import servers
+from agent_loop.calls.client import ToolClient
 from agent_loop.loop_lag import LoopLag
-from agent_loop.metrics.mask_audit import mask_problems
-from agent_loop.tools import servers
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolCall, ToolResult, run_code_call
-from agent_loop.turns.judging import judge
+from agent_loop.records.mask_audit import mask_problems
+from agent_loop.rewards.judging import judge
 from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
 from config.schema import MixedConfig, ToolConfig
-from tests.agent_loop.turns.test_foreign_loop import SETTINGS
+from tests.agent_loop.training.test_foreign_loop import SETTINGS
 from tests.fakes.engine import CharTokenizer, ScriptedGenerate, line_of
 from tests.fakes.virtual_loop import VirtualLoop, run_virtual
+from tool_server.wire.protocol import ToolCall, ToolResult, run_code_call
 
 Stalls = Sequence[tuple[float, float]]
 """(seconds from the start, seconds that the loop stands still)"""

@@ -22,18 +22,21 @@ from verl.utils.tensordict_utils import assign_non_tensor_data, get_tensordict
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_loop import loop_worker
 from agent_loop.loop_lag import LoopLag
-from agent_loop.loop_worker import MixedAgentLoopManager, MixedAgentLoopWorker
+from agent_loop.loop_settings import STARTS_PER_PASS, LoopSettings
 from agent_loop.seeds import seed_from
-from agent_loop.turn_agent_loop import _Engine
-from agent_loop.turns.engine_client import (
+from agent_loop.training.verl_adapters import loop_worker
+from agent_loop.training.verl_adapters.engine_client import (
     RecordingClient,
     faults_of_trajectory,
     seeds_of_trajectory,
     turns_of_trajectory,
 )
-from agent_loop.turns.loop_settings import STARTS_PER_PASS, LoopSettings
+from agent_loop.training.verl_adapters.loop_worker import (
+    MixedAgentLoopManager,
+    MixedAgentLoopWorker,
+)
+from agent_loop.turn_agent_loop import _Engine
 from agent_loop.turns.turn_loop import Budget, Stop
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
@@ -231,7 +234,7 @@ def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     async def client(*_: Any) -> Any:
         return SimpleNamespace(for_source=lambda source: None)
 
-    monkeypatch.setattr("agent_loop.loop_worker.shared_client", client)
+    monkeypatch.setattr("agent_loop.training.verl_adapters.loop_worker.shared_client", client)
 
 
 def test_a_loop_that_is_not_ours_is_judged_and_recorded():
@@ -307,7 +310,9 @@ def test_workers_get_as_many_prompts_as_the_others_over_all_calls(workers, sizes
     manager._next_worker = 0
     given: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agent_loop.loop_worker.ray.get", lambda references: references)
+        patch.setattr(
+            "agent_loop.training.verl_adapters.loop_worker.ray.get", lambda references: references
+        )
         for size in sizes:
             uids = [f"u{len(given) + at}" for at in range(size)]
             # as TransferQueue gives the prompts of a resumed run back
@@ -343,10 +348,10 @@ def test_a_worker_that_died_is_asked_for_once_and_its_error_is_raised(
         raise RuntimeError(f"{references} died")
 
     monkeypatch.setattr(
-        "agent_loop.loop_worker.ray.wait",
+        "agent_loop.training.verl_adapters.loop_worker.ray.wait",
         lambda lives, timeout: ([one for one in lives if one in dead], []),
     )
-    monkeypatch.setattr("agent_loop.loop_worker.ray.get", get)
+    monkeypatch.setattr("agent_loop.training.verl_adapters.loop_worker.ray.get", get)
     manager.check_workers()
     manager.check_workers()
     assert [worker.asked for worker in manager.agent_loop_workers] == [1, 1]

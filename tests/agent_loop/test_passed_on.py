@@ -22,11 +22,11 @@ from verl.experimental.agent_loop.agent_loop import (
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from agent_loop.loop_worker import MixedAgentLoopWorker, _route_shape
+from agent_loop.loop_settings import settings_of
+from agent_loop.training.verl_adapters.engine_client import EngineTurn, RecordingClient, routes_of
+from agent_loop.training.verl_adapters.foreign_loop import PASSED, READ
+from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker, _route_shape
 from agent_loop.turn_agent_loop import TaggedAgentLoop
-from agent_loop.turns.engine_client import EngineTurn, RecordingClient, routes_of
-from agent_loop.turns.foreign_loop import PASSED, READ
-from agent_loop.turns.loop_settings import settings_of
 from agent_loop.turns.turn_loop import Observation
 from tests.agent_loop.test_loop_worker import ROW
 from tests.fakes.real_tokenizers import CONTROL, real_tokenizer

@@ -151,15 +151,11 @@ def test_a_module_that_is_nowhere_is_not_found(monkeypatch: pytest.MonkeyPatch) 
 LOSSES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "platform": lambda patch: patch.delitem(PlatformRegistry._platforms, "cpu"),
     "trainers": lambda patch: patch.setattr(trainer_base, "TRAINER_REGISTRY", {}),
-    "estimators": lambda patch: patch.delitem(
-        core_algos.ADV_ESTIMATOR_REGISTRY, "state_masked_remax"
-    ),
+    "estimators": lambda patch: patch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", {}),
     "rollouts": lambda patch: patch.delitem(base._ROLLOUT_REGISTRY, ("hf", "async")),
     "replicas": lambda patch: patch.delitem(replica.RolloutReplicaRegistry._registry, "vllm_cpu"),
     "engines": lambda patch: patch.delitem(EngineRegistry._engines["value_model"]["fsdp2"], "cpu"),
-    "checkpoint engine": lambda patch: patch.delitem(
-        CheckpointEngineRegistry._registry, "tcp_store"
-    ),
+    "checkpoint engine": lambda patch: patch.setattr(CheckpointEngineRegistry, "_registry", {}),
 }
 
 

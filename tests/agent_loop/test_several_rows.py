@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("verl")
 
-from agent_loop.metrics.mask_audit import audit_masks
-from agent_loop.metrics.source_metrics import TrainedTrajectory, sessions_of
-from agent_loop.turns.record import joined, unpack
+from agent_loop.records.mask_audit import audit_masks
+from agent_loop.records.source_metrics import TrainedTrajectory, sessions_of
+from agent_loop.records.trajectory_record import joined, unpack
 from agent_loop.turns.turn_loop import Observation
 from docs.examples.compacting_loop import GO_ON, SUM_UP, CompactingAgentLoop
 from docs.examples.delegating_loop import DelegatingAgentLoop

@@ -13,8 +13,8 @@ def demo(tmp_path_factory) -> Path:
 
     All workers of xdist use the one that the first of them makes.
     """
-    from agent_loop.cpu.models.demo import prepare_demo
-    from agent_loop.cpu.models.demo_recipe import Recipe
+    from verl_mixed.demo.model import prepare_demo
+    from verl_mixed.demo.recipe import Recipe
 
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "demo" / "seed0"

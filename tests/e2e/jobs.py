@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from samplers.ledger import Decision, read_ledger
 from tests.ports import free_ports
 

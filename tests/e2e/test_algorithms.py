@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config

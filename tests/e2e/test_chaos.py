@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent_loop.metrics.mask_audit import audit_masks
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.mask_audit import audit_masks
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 from tests.e2e.test_training import SEPARATE
 from tests.fakes.chaos_proxy import ChaosProxy

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from samplers.adaptive.profiles import RowProfile, row_ids_of, write_profile
 from samplers.ledger import LedgerEntry, read_ledger
-from samplers.profiles import RowProfile, row_ids_of, write_profile
 from tests.e2e.jobs import CONTROL, Job, decisions, finish, job_of, start
 from tests.e2e.test_training import finish_over_kills
 from verl_mixed.run.audit import audit_run, describe

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent_loop.evaluation.records import read_records
-from agent_loop.evaluation.statistics import results_of
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.evaluation_records import read_records
+from agent_loop.records.run_folder import read_lines
+from agent_loop.records.statistics import results_of
 from tests.e2e.jobs import Job, finish, job_of, start
 from verl_mixed.launch import processes
 from verl_mixed.run.audit import audit_run, describe

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from agent_loop.tools.protocol import ToolRejected, ToolUnavailable
 from tests.fakes.environment_hubs.rig import (
     HUBS,
     ROOT,
@@ -27,6 +26,7 @@ from tests.fakes.environment_hubs.rig import (
 )
 from tests.fakes.pinned_environment import cache_of, python_with
 from tests.ports import free_ports
+from tool_server.wire.protocol import ToolRejected, ToolUnavailable
 
 pytestmark = [pytest.mark.environments, pytest.mark.slow, pytest.mark.timeout(900)]
 

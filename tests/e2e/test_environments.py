@@ -7,8 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_loop.metrics.mask_audit import audit_masks
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.mask_audit import audit_masks
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import ROOT, Job, job_of
 from tests.e2e.test_training import finish_over_kills
 from tests.fakes.pinned_environment import cache_of, python_beside, python_with

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from config.gateway import GATEWAY_LOOP
 from tests.e2e.jobs import QUOTAS, ROOT, Job, finish, job_of, start
 from tests.e2e.test_training import finish_over_kills
@@ -33,8 +33,8 @@ SAME = ("prompt_ids", "response_ids", "response_mask", "log_probs", "reward", "a
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A demo whose model was taught native calls for a short time."""
-    from agent_loop.cpu.models.demo import prepare_demo
-    from agent_loop.cpu.models.demo_recipe import Recipe
+    from verl_mixed.demo.model import prepare_demo
+    from verl_mixed.demo.recipe import Recipe
 
     folder = tmp_path_factory.mktemp("demo") / "native"
     recipe = Recipe(

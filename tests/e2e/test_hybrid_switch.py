@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import QUOTAS, finish, job_of, start
 from tests.e2e.test_training import SEPARATE
 

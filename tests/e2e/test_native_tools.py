@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.metrics.mask_audit import audit_masks
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.mask_audit import audit_masks
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
@@ -26,8 +26,8 @@ STEPS = 2
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of mixture=three_forms, with a model that was taught the forms for a short time."""
-    from agent_loop.cpu.models.demo import prepare_demo
-    from agent_loop.cpu.models.demo_recipe import Recipe
+    from verl_mixed.demo.model import prepare_demo
+    from verl_mixed.demo.recipe import Recipe
 
     demo = tmp_path_factory.mktemp("demo") / "forms"
     recipe = Recipe(

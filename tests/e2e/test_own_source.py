@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import CONTROL, decisions, finish, job_of, start
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
@@ -18,7 +18,7 @@ from verl_mixed.run.state import RunFolder
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KIND = """
-from samplers.kind import Kind
+from samplers.rows.kind import Kind
 from samplers.rows.schema import Row, row_id
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import finish, start
 from tests.fakes.pinned_environment import ROOT, cache_of, python_beside
 from tests.ports import free_ports

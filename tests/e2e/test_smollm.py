@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER, PretrainedError, prepare_smollm
-from agent_loop.metrics.mask_audit import audit_masks
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.mask_audit import audit_masks
+from agent_loop.records.run_folder import read_lines
 from agent_loop.turns.tags import Tags, cut_at_end
 from config.schema import ToolConfig
 from tests.e2e.jobs import ROOT, finish, start
 from tests.ports import free_ports
+from verl_mixed.demo.pretrained import SMOLLM_FOLDER, PretrainedError, prepare_smollm
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 

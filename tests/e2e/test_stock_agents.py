@@ -34,8 +34,8 @@ def python() -> Path:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A demo whose model was taught for a short time to call the tools of nq and math, and to
     leave no call out."""
-    from agent_loop.cpu.models.demo import prepare_demo
-    from agent_loop.cpu.models.demo_recipe import Recipe
+    from verl_mixed.demo.model import prepare_demo
+    from verl_mixed.demo.recipe import Recipe
 
     folder = tmp_path_factory.mktemp("demo") / "native"
     recipe = Recipe(

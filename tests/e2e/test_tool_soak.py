@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
-from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
 from benchmarks.tool_soak import soak, table
+from tool_server.sandbox import SandboxUnavailable, choose_sandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.sandbox, pytest.mark.timeout(600)]
 

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_loop.metrics.mask_audit import audit_masks
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.mask_audit import audit_masks
+from agent_loop.records.run_folder import read_lines
 from agent_loop.turns.trajectory import TRUNCATED
 from tests.browser import open_page, viewing
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.metrics.mask_audit import audit_masks
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.mask_audit import audit_masks
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config

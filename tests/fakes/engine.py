@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
-from agent_loop.tools.protocol import ToolResult, ToolUnavailable
-from agent_loop.turns.observation_style import TokenCodec
-from agent_loop.turns.record import facts_of, pack, record_of, texts_of, unpack
+from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
+from agent_loop.records.trajectory_record import facts_of, pack, record_of, texts_of, unpack
+from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
+from tool_server.wire.protocol import ToolResult, ToolUnavailable
 
 END = "<|end|>"
 """Ends a message, where it is a token."""

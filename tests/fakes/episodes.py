@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from agent_loop.turns.observation_style import HFCodec, InlineStyle, codec_of
+from agent_loop.turns.codec import HFCodec, codec_of
+from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.tags import Action, Language
 from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.engine import ScriptedGenerate

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_loop.evaluation.main import SAYS, read_job
-from agent_loop.evaluation.records import RECORDS, SELECTED, RecordsFile
+from agent_loop.records.evaluation_records import RECORDS, SELECTED, RecordsFile
 from tests.fakes.records import record
 
 ROWS = [(source, str(row)) for source in ("math", "nq") for row in range(5)]

@@ -22,15 +22,16 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from agent_loop import gateway_agent_loop
-from agent_loop.cpu.rollout import HFServer
 from agent_loop.gateway_agent_loop import GatewayAgentLoop
-from agent_loop.loop_worker import MixedAgentLoopWorker
-from agent_loop.metrics.mask_audit import MaskReport, audit_masks
-from agent_loop.tools.server import ServerSettings, app_runner, create_app
-from agent_loop.turns.engine_client import RecordingClient
-from agent_loop.turns.loop_settings import settings_of
-from agent_loop.turns.record import joined, unpack
+from agent_loop.loop_settings import settings_of
+from agent_loop.records.mask_audit import MaskReport, audit_masks
+from agent_loop.records.trajectory_record import joined, unpack
+from agent_loop.training.verl_adapters.engine_client import RecordingClient
+from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
+from cpu_engine.rollout import HFServer
 from tests.listening import listening
+from tool_server.app import app_runner, create_app
+from tool_server.settings import ServerSettings
 from verl_mixed.run.compose import compose_config, resolve
 
 AGENT = "a program of others"

@@ -5,7 +5,7 @@ import os
 import time
 from typing import Literal
 
-from agent_loop.tools.protocol import ToolRejected
+from tool_server.wire.protocol import ToolRejected
 
 ORDERS = {"A1": 3, "B2": 0}
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from agent_loop.evaluation.records import Record
+from agent_loop.records.evaluation_records import Record
 
 
 def record(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_loop.training.run_folder import write_lines
+from agent_loop.records.run_folder import write_lines
 from samplers.ledger import Ledger, LedgerEntry
 from samplers.mixture_plan import MixturePlan
 from verl_mixed.run.compose import save_config

@@ -16,7 +16,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent_loop.training.run_folder import STOP_FILE, write_lines
+from agent_loop.records.run_folder import STOP_FILE, write_lines
 from config.lookup import at
 from config.schema import TOOL_CONFIG
 from samplers.ledger import Ledger, LedgerEntry

@@ -34,7 +34,7 @@ PROMISES: tuple[tuple[str, str], ...] = (
     ),
     (
         "the composition of batches is watched",
-        "tests/agent_loop/metrics/test_source_metrics.py::test_ratio_error_is_the_largest_difference_in_prompts",
+        "tests/agent_loop/records/test_source_metrics.py::test_ratio_error_is_the_largest_difference_in_prompts",
     ),
     (
         "one rate for all processes",
@@ -88,11 +88,11 @@ PROMISES: tuple[tuple[str, str], ...] = (
     ),
     (
         "Redis caches searches",
-        "tests/agent_loop/tools/test_cache_store.py::test_what_one_wrote_to_redis_another_reads_until_its_time_is_over",
+        "tests/agent_loop/calls/test_cache_store.py::test_what_one_wrote_to_redis_another_reads_until_its_time_is_over",
     ),
     (
         "W&B saves files",
-        "tests/agent_loop/metrics/test_wandb_artifacts.py::test_an_offline_run_holds_the_artifacts_and_their_files_outlive_the_originals",
+        "tests/agent_loop/records/test_wandb_artifacts.py::test_an_offline_run_holds_the_artifacts_and_their_files_outlive_the_originals",
     ),
     (
         "resumes from the last checkpoint",
@@ -104,7 +104,7 @@ PROMISES: tuple[tuple[str, str], ...] = (
     ),
     (
         "a baseline before training",
-        "tests/agent_loop/metrics/test_source_metrics.py::test_validation_is_counted_per_source_and_without_what_was_lost",
+        "tests/agent_loop/records/test_source_metrics.py::test_validation_is_counted_per_source_and_without_what_was_lost",
     ),
 )
 """A promise, and the test that proves it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.records.run_folder import read_lines
 from tests.e2e.conftest import demo  # noqa: F401 # a fixture
 from tests.e2e.jobs import finish, start
 from tests.guides.commands import QUICK_START

@@ -29,8 +29,8 @@ def site(can_have_sites: None) -> Generator[Site]:
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A demo whose model was trained next to nothing."""
-    from agent_loop.cpu.models.demo import prepare_demo
-    from agent_loop.cpu.models.demo_recipe import Recipe
+    from verl_mixed.demo.model import prepare_demo
+    from verl_mixed.demo.recipe import Recipe
 
     folder = tmp_path_factory.mktemp("demo") / "seed0"
     recipe = Recipe(traces=2000, min_steps=60, max_steps=60, floor=0.0, probe_prompts=2)

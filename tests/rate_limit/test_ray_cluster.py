@@ -182,20 +182,20 @@ def connect(nodes: int) -> None:
 
 
 def addresses() -> list[str]:
-    from agent_loop.tools.lock_probe import alive_nodes
+    from agent_loop.calls.lock_probe import alive_nodes
 
     return sorted(alive_nodes().values())
 
 
 def problems_of(folder: str) -> list[str]:
-    from agent_loop.tools.lock_probe import lock_problems
+    from agent_loop.calls.lock_probe import lock_problems
 
     return lock_problems(Path(folder))
 
 
 def settled_with(backend: str, folder: str) -> dict[str, Any] | str:
     """What a run with its folder there settles for, or the error."""
-    from agent_loop.tools.limiter import resolve_backend
+    from agent_loop.calls.limiter import resolve_backend
     from config.schema import MixedConfig, RateLimitConfig, SourceConfig, ToolConfig
 
     mixed = MixedConfig(
@@ -215,7 +215,7 @@ def hammer(name: str, folder: str) -> dict[str, list[str]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from agent_loop.tools.lock_probe import alive_nodes
+    from agent_loop.calls.lock_probe import alive_nodes
     from rate_limit.ray_limiter import RayRateLimiter
 
     limiter = RayRateLimiter(name, RATE.per_minute, RATE.burst)

@@ -98,7 +98,7 @@ def test_whatever_the_mixture_a_run_that_follows_it_is_sound_and_its_error_is_be
     ratios: dict[str, float], batch_size: int, steps: int, lost: set[int]
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samplers.turns.BLOCK", 64)
+        patch.setattr("samplers.prompt_order.BLOCK", 64)
         plan = MixturePlan(dict.fromkeys(ratios, 6), ratios, batch_size, 0)
         report = audit(run_of(plan, steps, lost), plan)
     assert report.problems == ()

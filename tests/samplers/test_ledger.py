@@ -28,7 +28,7 @@ from tests.samplers.made_runs import (
 def _no_waiting_for_the_disk():
     """These tests kill no machine, only files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samplers.disk.os.fsync", lambda handle: None)
+        patch.setattr("config.disk.os.fsync", lambda handle: None)
         yield
 
 
@@ -309,7 +309,7 @@ def test_a_failed_write_leaves_no_half_step(path: Path, monkeypatch: pytest.Monk
 
     entries = entries_of(plan, 2)
     with monkeypatch.context() as patch:
-        patch.setattr("samplers.disk.os.fsync", no_space)
+        patch.setattr("config.disk.os.fsync", no_space)
         with pytest.raises(OSError, match="no space"):
             ledger.append_step(2, entries, plan.drawn)
     assert read_ledger(path) == run_of(new_plan(), 1)
@@ -325,7 +325,7 @@ def test_a_plan_whose_write_failed_is_noted_at_the_next_try(
 
     ledger, plan = Ledger(path), MixturePlan(SIZES, RATIOS, 4, 0)
     with monkeypatch.context() as patch:
-        patch.setattr("samplers.disk.os.fsync", no_space)
+        patch.setattr("config.disk.os.fsync", no_space)
         with pytest.raises(OSError, match="no space"):
             ledger.begin(plan.description())
     ledger.begin(plan.description())
@@ -334,7 +334,7 @@ def test_a_plan_whose_write_failed_is_noted_at_the_next_try(
 
 def test_a_step_is_on_disk_before_append_returns(path: Path, monkeypatch: pytest.MonkeyPatch):
     synced: list[int] = []
-    monkeypatch.setattr("samplers.disk.os.fsync", lambda handle: synced.append(handle))
+    monkeypatch.setattr("config.disk.os.fsync", lambda handle: synced.append(handle))
     ledger = Ledger(path)
     ledger.append_step(1, [], {})
     assert len(synced) == 2  # the file, and the folder that it is new in

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplers.mixture_plan import Apportionment, MixturePlan, PlannedPrompt, Ratio
-from samplers.turns import Turns
+from samplers.prompt_order import Turns
 
 SIZES = {"taco": 40, "nq": 25, "math": 10}
 RATIOS = {"taco": 0.5, "nq": 0.3, "math": 0.2}
@@ -27,8 +27,8 @@ PLAIN_RATIO = st.sampled_from([1, 2, 3, 7, 20, 0.1, 0.25, 0.37, 1000, 1e-9])
 def _small_chunks():
     """Examples cross blocks, periods and chunks; what a plan gives may not depend on them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samplers.turns.BLOCK", 64)
-        patch.setattr("samplers.turns.MAX_PERIOD", 256)
+        patch.setattr("samplers.prompt_order.BLOCK", 64)
+        patch.setattr("samplers.prompt_order.MAX_PERIOD", 256)
         patch.setattr("samplers.mixture_plan._CHUNK", 64)
         yield
 
@@ -391,8 +391,8 @@ def test_the_stream_does_not_depend_on_blocks_chunks_and_periods():
     small = MixturePlan(SIZES, ratios, 20, 0)
     small_batches = [small.batch(index).rows.tolist() for index in range(0, 80, 7)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samplers.turns.BLOCK", 4096)
-        patch.setattr("samplers.turns.MAX_PERIOD", 2**20)
+        patch.setattr("samplers.prompt_order.BLOCK", 4096)
+        patch.setattr("samplers.prompt_order.MAX_PERIOD", 2**20)
         patch.setattr("samplers.mixture_plan._CHUNK", 2**15)
         true = MixturePlan(SIZES, ratios, 20, 0)
         assert [true.batch(index).rows.tolist() for index in range(0, 80, 7)] == small_batches
@@ -600,7 +600,7 @@ def test_a_pin_that_is_not_of_this_plan_and_turn_is_computed_again_with_a_warnin
     other = MixturePlan(**settings, batch_size=20, seed=1)
     other.take(4000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samplers.turns.BLOCK", 32)
+        patch.setattr("samplers.prompt_order.BLOCK", 32)
         of_other_blocks = MixturePlan(**settings, batch_size=20, seed=0)
         of_other_blocks.take(4000)
         blocks: dict[str, Any] = of_other_blocks.state_dict()["pin"]

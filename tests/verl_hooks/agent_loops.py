@@ -2,12 +2,13 @@
 
 from tests.verl_hooks.hook import Hook
 
+_ADAPTERS = "agent_loop/training/verl_adapters"
 _LOOPS = "trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
 
 AGENT_LOOPS = (
     Hook(
         f"{_LOOPS}.generate_sequences",
-        "agent_loop/loop_worker.py: sampling parameters, and columns of the rows",
+        f"{_ADAPTERS}/loop_worker.py: sampling parameters, and columns of the rows",
         says=(
             'batch["validate"]',
             "logprobs=config.calculate_log_probs",
@@ -19,7 +20,7 @@ AGENT_LOOPS = (
     ),
     Hook(
         f"{_LOOPS}._run_prompt",
-        "agent_loop/dataset.py: a group's size is a column; a loop that raises fails its group",
+        f"{_ADAPTERS}/dataset.py: a group's size is a column; a loop that raises fails its group",
         says=(
             'prompt.pop("__rollout_n__"',
             "for i in range(n):",
@@ -47,12 +48,12 @@ AGENT_LOOPS = (
     ),
     Hook(
         "trainer.ppo.v1.agent_loop_tq:apply_greedy_sampling_params",
-        "agent_loop/loop_worker.py: the greedy trajectory of remax",
+        f"{_ADAPTERS}/loop_worker.py: the greedy trajectory of remax",
         says=('params["temperature"] = 0',),
     ),
     Hook(
         "experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
-        "agent_loop/loop_worker.py makes loops with what verl gives them",
+        f"{_ADAPTERS}/loop_worker.py makes loops with what verl gives them",
         says=(
             "hydra.utils.instantiate(",
             "trainer_config=DictConfigWrap(config=self.config)",
@@ -69,12 +70,12 @@ AGENT_LOOPS = (
     ),
     Hook(
         "experimental.agent_loop.agent_loop:AgentLoopOutput.as_dict",
-        "agent_loop/turns/engine_client.py: routes by token, with zeros for missing rows",
+        f"{_ADAPTERS}/engine_client.py: routes by token, with zeros for missing rows",
         says=("routed_experts.new_zeros((total_length", "aligned[:num_rows] ="),
     ),
     Hook(
         "experimental.agent_loop.tool_agent_loop:ToolAgentLoop._handle_generating_state",
-        "agent_loop/turns/engine_client.py: the last request has the routes of all tokens",
+        f"{_ADAPTERS}/engine_client.py: the last request has the routes of all tokens",
         says=("agent_data.routed_experts = output.routed_experts",),
     ),
     Hook(
@@ -85,7 +86,7 @@ AGENT_LOOPS = (
     ),
     Hook(
         "workers.rollout.llm_server:LLMServerClient.generate",
-        "agent_loop/turns/engine_client.py wraps the handle that it asks for",
+        f"{_ADAPTERS}/engine_client.py wraps the handle that it asks for",
         says=(
             "server_id, server = await self._acquire_server(",
             "await server.generate.remote(",
@@ -96,7 +97,7 @@ AGENT_LOOPS = (
     ),
     Hook(
         "workers.rollout.llm_server:LLMServerClient._release_server",
-        "agent_loop/turns/engine_client.py gives a server back",
+        f"{_ADAPTERS}/engine_client.py gives a server back",
         takes=("server_id", "request_id"),
     ),
     Hook(

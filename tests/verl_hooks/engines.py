@@ -7,7 +7,7 @@ _FSDP = "workers.engine.fsdp.transformer_impl:FSDPEngine"
 ENGINES = (
     Hook(
         f"{_FSDP}._build_fsdp_module",
-        "agent_loop/cpu/engine.py: a forward-only model would be offloaded with pinned memory",
+        "cpu_engine/engine.py: a forward-only model would be offloaded with pinned memory",
         says=(
             'self.engine_config.strategy == "fsdp"',
             "sync_module_states=True",
@@ -18,7 +18,7 @@ ENGINES = (
     ),
     Hook(
         f"{_FSDP}._build_module",
-        "agent_loop/cpu/engine.py: a language model alone leaves its class to the config",
+        "cpu_engine/engine.py: a language model alone leaves its class to the config",
         says=(
             'self.model_config.model_type == "language_model"',
             "get_hf_auto_model_class(hf_config=self.model_config.hf_config)",
@@ -29,7 +29,7 @@ ENGINES = (
     ),
     Hook(
         "utils.model:load_valuehead_model",
-        "agent_loop/cpu/engine.py, config/profile/gpu.yaml: the critic wants flash attention",
+        "cpu_engine/engine.py, config/profile/gpu.yaml: the critic wants flash attention",
         says=('attn_implementation="flash_attention_2"',),
     ),
     Hook(
@@ -45,7 +45,7 @@ ENGINES = (
     ),
     Hook(
         "workers.engine_workers:ActorRolloutRefWorker",
-        "agent_loop/cpu/worker.py, config/profile/gpu.yaml: micro-batches of actor and rollout",
+        "cpu_engine/worker.py, config/profile/gpu.yaml: micro-batches of actor and rollout",
         says=(
             "self.config.actor.use_dynamic_bsz == self.config.rollout.log_prob_use_dynamic_bsz",
             "self.config.rollout.log_prob_max_token_len_per_gpu",
@@ -59,12 +59,12 @@ ENGINES = (
     ),
     Hook(
         "experimental.separation.engine_workers:DetachActorWorker._get_strategy_handlers",
-        "agent_loop/cpu/worker.py keeps copies of the weights that a step began with",
+        "cpu_engine/worker.py keeps copies of the weights that a step began with",
         says=("fsdp2_sharded_load_from_cpu", "fsdp2_sharded_save_to_cpu"),
     ),
     Hook(
         "utils.fsdp_utils:fsdp2_sharded_save_to_cpu",
-        "agent_loop/cpu/worker.py: .cpu() copies nothing on a CPU",
+        "cpu_engine/worker.py: .cpu() copies nothing on a CPU",
         says=(
             "cpu_sharded_state[param_name] = (local_cpu_tensor, param._spec)",
             "return cpu_sharded_state",
@@ -72,12 +72,12 @@ ENGINES = (
     ),
     Hook(
         "utils.distributed:initialize_global_process_group_ray",
-        "agent_loop/cpu/process_group.py: a process group that is there already is kept",
+        "cpu_engine/process_group.py: a process group that is there already is kept",
         says=("if not torch.distributed.is_initialized():", "init_process_group("),
     ),
     Hook(
         "single_controller.ray.base:RayWorkerGroup._create_worker",
-        "agent_loop/cpu/process_group.py: these variables tell worker groups apart",
+        "cpu_engine/process_group.py: these variables tell worker groups apart",
         says=(
             '"WORLD_SIZE": str(world_size)',
             '"RANK": str(rank)',
@@ -88,12 +88,12 @@ ENGINES = (
     ),
     Hook(
         "workers.rollout.replica:RolloutReplica.get_ray_class_with_init_args",
-        "agent_loop/cpu/process_group.py exchanges the class",
+        "cpu_engine/process_group.py exchanges the class",
         says=("ray.remote(CheckpointEngineWorker)", "cls=rollout_worker_actor_cls"),
     ),
     Hook(
         "checkpoint_engine.base:CheckpointEngineWorker.__init__",
-        "agent_loop/cpu/worker.py: it has a gloo process group",
+        "cpu_engine/worker.py: it has a gloo process group",
         says=('initialize_global_process_group_ray(timeout_second=None, backend="cpu:gloo")',),
     ),
 )
@@ -101,7 +101,7 @@ ENGINES = (
 ROLLOUT = (
     Hook(
         "workers.rollout.replica:RolloutReplica.__init__",
-        "agent_loop/cpu/rollout.py",
+        "cpu_engine/rollout.py",
         says=(
             "self.world_size",
             "self.gpus_per_replica_node = min(gpus_per_node, self.world_size)",
@@ -119,12 +119,12 @@ ROLLOUT = (
     ),
     Hook(
         "workers.rollout.base:BaseRollout.update_weights",
-        "agent_loop/cpu/rollout.py",
+        "cpu_engine/rollout.py",
         takes=("weights", "wire_format"),
     ),
     Hook(
         "checkpoint_engine.base:CheckpointEngineRegistry",
-        "agent_loop/cpu/checkpoint_engine.py",
+        "cpu_engine/checkpoint_engine.py",
         says=("def register(backend: str)", "def get(cls, backend: str)"),
     ),
 )

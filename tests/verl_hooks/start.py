@@ -15,7 +15,7 @@ START = (
     ),
     Hook(
         "trainer.main_ppo",
-        "rollout.agent.agent_loop_manager_class (agent_loop/loop_worker.py)",
+        "rollout.agent.agent_loop_manager_class (agent_loop/training/verl_adapters/loop_worker.py)",
         says=('.get("agent_loop_manager_class")',),
     ),
     Hook(
@@ -36,7 +36,7 @@ START = (
     ),
     Hook(
         "single_controller.ray.base:ResourcePoolManager",
-        "agent_loop/cpu/platform.py: a CPU is counted as a logical GPU",
+        "cpu_engine/platform.py: a CPU is counted as a logical GPU",
         says=("max_colocate_count: int = 3", 'node_info.get("GPU", 0)', 'node_info.get("NPU", 0)'),
     ),
     Hook(
@@ -46,7 +46,7 @@ START = (
     ),
     Hook(
         "utils.distributed:initialize_global_process_group_ray",
-        "agent_loop/cpu/worker.py: a process group that is there is left alone",
+        "cpu_engine/worker.py: a process group that is there is left alone",
         says=("if not torch.distributed.is_initialized():", "init_process_group("),
     ),
 )

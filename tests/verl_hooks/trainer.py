@@ -179,7 +179,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._save_checkpoint",
-        f"{_CHECKPOINTS}, agent_loop/training/run_folder.py and agent_loop/training/retention.py: "
+        f"{_CHECKPOINTS}, agent_loop/records/run_folder.py and agent_loop/training/retention.py: "
         "names in a checkpoint, written last the tracker; nothing is removed where none is to keep",
         says=(
             'f"global_step_{self.global_steps}"',
@@ -219,7 +219,7 @@ TRAINER = (
     ),
     Hook(
         "trainer.ppo.metric_utils:process_validation_metrics",
-        "agent_loop/evaluation/records.py: texts among the rewards are no metrics",
+        "agent_loop/records/evaluation_records.py: texts among the rewards are no metrics",
         says=("isinstance(var_vals[0], str)",),
     ),
     Hook(

@@ -12,8 +12,8 @@ from typing import Any
 
 from agent_loop.rewards import REWARDS
 from agent_loop.rewards.custom import split_path
+from config.lookup import CONFIG_DIR
 from config.schema import TOOL_CONFIG
-from verl_mixed.run.compose import CONFIG_DIR
 from verl_mixed.run.sections import FORMAT_KEY, MODEL_KEY
 from verl_mixed.run.settings import absolute_if_local
 

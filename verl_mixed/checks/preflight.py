@@ -165,7 +165,7 @@ def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
     given = at(config, "mixed.tool_server", {})
     if not given or not isinstance(given, Mapping):
         return  # the schema reports a value that is no mapping
-    from agent_loop.tools.server.settings import OwnServerSettings  # slow to import, rarely needed
+    from tool_server.settings import OwnServerSettings  # slow to import, rarely needed
 
     yield from own_session_problems(config, given.get("max_sessions"))
     for name in sorted(SET_BY_THE_RUN & given.keys()):

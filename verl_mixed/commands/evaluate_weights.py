@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent_loop.training.run_folder import write_text
+from agent_loop.records.run_folder import write_text
 from verl_mixed.commands.export import export
 from verl_mixed.run.checkpoints import checkpoint_of, model_files
 from verl_mixed.run.state import RunFolder

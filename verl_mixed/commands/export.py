@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from config.disk import claimed, sync
 from config.lookup import at
-from samplers.disk import claimed, sync
 from samplers.rows.draft import draft_folder
 from verl_mixed.commands.arguments import Help, add_flag, add_option, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD

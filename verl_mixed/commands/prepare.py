@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samplers.kind import Kind
+from samplers.rows.kind import Kind
 from samplers.rows.sources import KINDS, kind_of
 from verl_mixed.commands.arguments import Help, add_flag, add_option, at_least_one
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
@@ -196,8 +196,8 @@ def demo_forms(text: str) -> dict[str, str]:
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
-    from agent_loop.cpu.models.demo import WarmStartError, prepare_demo
-    from agent_loop.cpu.models.demo_recipe import SOURCES, Recipe
+    from verl_mixed.demo.model import WarmStartError, prepare_demo
+    from verl_mixed.demo.recipe import SOURCES, Recipe
     from verl_mixed.launch.generated import demo_folder
 
     forms = dict.fromkeys(SOURCES, "tags") | arguments.forms
@@ -212,7 +212,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
 
 
 def _run_smollm(arguments: argparse.Namespace) -> int:
-    from agent_loop.cpu.models.pretrained import PretrainedError, prepare_smollm
+    from verl_mixed.demo.pretrained import PretrainedError, prepare_smollm
     from verl_mixed.prepare.generated_rows import prepare_rows, rows_folder
 
     gguf: Path | None = arguments.gguf

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
-from agent_loop.tools.server.settings import ServerSettings
-from agent_loop.tools.tokens import TOKEN_VARIABLE, user_token, user_token_file
+from tool_server.settings import ServerSettings
+from tool_server.wire.tokens import TOKEN_VARIABLE, user_token, user_token_file
 from verl_mixed.commands.arguments import Help, add_option, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 from verl_mixed.run.text import print_error
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve everybody who reaches the address, as SandboxFusion does",
     )
-    settings = "settings by their names in agent_loop/tools/server/settings.py"
+    settings = "settings by their names in tool_server/settings.py"
     add_option(parser, "--settings", "JSON", settings, _mapping)
     for name, field in ServerSettings.model_fields.items():
         if name not in _NOT_OPTIONS:
@@ -112,8 +112,8 @@ def _shown(default: Any) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    from agent_loop.tools.sandbox import PackageUnusable
-    from agent_loop.tools.server import serve
+    from tool_server.app import serve
+    from tool_server.sandbox import PackageUnusable
 
     given = {
         name: value
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _with_engine(settings: ServerSettings) -> ServerSettings:
     """The settings, with Serper as search engine if they name none and its key is set."""
-    from agent_loop.tools.search.upstream import KEY_VARIABLE, SERPER_URL, serper_key
+    from tool_server.search.upstream import KEY_VARIABLE, SERPER_URL, serper_key
 
     named = settings.corpus_path or settings.search_upstream
     if named or settings.search_upstream_kind == "search_r1" or serper_key(os.environ) is None:

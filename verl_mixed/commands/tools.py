@@ -99,9 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _call(config: dict[str, Any], tools: dict[tuple[str, str], Any], call: list[str]) -> int:
     """Call a tool of the first source that has it, and print what its model would read."""
     from agent_loop.toolbox.listing import called
-    from agent_loop.tools.protocol import ToolError
     from config.lookup import at
     from config.schema import TOOL_CONFIG, ToolConfig, load_section
+    from tool_server.wire.protocol import ToolError
     from verl_mixed.checks.config.tools import entries_of
     from verl_mixed.run.sections import entry_of
 

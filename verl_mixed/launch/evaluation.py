@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.evaluation.main import SAYS, Job, write_job
-from agent_loop.evaluation.records import RECORDS
-from agent_loop.training.run_folder import write_text
+from agent_loop.records.evaluation_records import RECORDS
+from agent_loop.records.run_folder import write_text
 from config.lookup import at
 from config.schema import ConfigError
 from verl_mixed.launch import processes
@@ -159,7 +159,7 @@ def _refuse_other_settings(target: Target) -> None:
 
 
 def _forget_lost(path: Path) -> None:
-    from agent_loop.evaluation.records import read_records, write_records
+    from agent_loop.records.evaluation_records import read_records, write_records
 
     if path.exists():
         write_records(path, [record for record in read_records(path) if not record.lost])

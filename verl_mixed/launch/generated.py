@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER, is_prepared
 from config.gateway import GATEWAY_LOOP
 from config.lookup import at
 from samplers.rows.sources.demo import DEMO_SOURCES
+from verl_mixed.demo.pretrained import SMOLLM_FOLDER, is_prepared
 from verl_mixed.launch.failure import RunFailed
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.prepare.generated_rows import rows_folder

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_loop.tools.tokens import TOKEN_VARIABLE
 from cluster.cluster_watch import DECLARED_S
+from tool_server.wire.tokens import TOKEN_VARIABLE
 from verl_mixed.launch.server_process import START_S, ServerProcess, end_words, restart_words
 from verl_mixed.run.versions import REPOSITORY
 
@@ -76,7 +76,7 @@ def serve(spec: Mapping[str, Any], ready_file: Path) -> str:
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from agent_loop.tools.lock_probe import alive_nodes
+    from agent_loop.calls.lock_probe import alive_nodes
 
     ray.init(address=spec["address"])
     environ = {name: os.environ[name] for name in SENT if name in os.environ}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from cluster.placement import need_of, placement_problems
 from cluster.ray_cluster import ClusterUnreachable, RayCluster, ask
+from config.disk import write_whole
 from config.lookup import at
-from samplers.disk import write_whole
 from verl_mixed.launch.failure import RunFailed, RunStopped
 from verl_mixed.launch.plan import Plan
 from verl_mixed.run.text import clock

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_loop.tools.limiter import state_path
-from agent_loop.tools.server.settings import OwnServerSettings, ServerSettings
+from agent_loop.calls.limiter import state_path
 from cluster.cluster_watch import own_ip
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
+from tool_server.settings import OwnServerSettings, ServerSettings
 from verl_mixed.checks.config.sessions import sessions_needed
 from verl_mixed.checks.machine.services import read_health, runs_code
 from verl_mixed.launch.failure import RunFailed

@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from agent_loop.tools.search import PassageIndex
-from agent_loop.tools.search.index import index_beside
+from tool_server.search import PassageIndex
+from tool_server.search.index import index_beside
 from verl_mixed.prepare.rows import counts_table, reading_bar
 
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from agent_loop.cpu.models.made_folder import made_whole, read_note
+from verl_mixed.demo.made_folder import made_whole, read_note
 
 VALIDATION_ROWS = 8
 """Rows per source: on a CPU, SmolLM2-135M needs a minute for two dozen trajectories."""

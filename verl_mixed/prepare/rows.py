@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from samplers.kind import Kind
+from samplers.rows.kind import Kind
 from samplers.rows.prepare import Prepared, PrepareProgress, Tokenizer, prepare
 
 if TYPE_CHECKING:  # importing search takes longer than everything else here
-    from agent_loop.tools.search import CorpusProgress
+    from tool_server.search import CorpusProgress
 
 
 def prepare_files(

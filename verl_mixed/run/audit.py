@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from agent_loop.metrics.mask_audit import MaskReport, audit_masks
-from agent_loop.training.run_folder import read_metrics
+from agent_loop.records.mask_audit import MaskReport, audit_masks
+from agent_loop.records.run_folder import read_metrics
 from config.lookup import at, files_at
 from config.schema import MixedConfig, load_section
+from samplers.adaptive.curriculum import ChosenRows
+from samplers.adaptive.profiles import choices_for, row_ids_of
 from samplers.audit import AuditReport, audit
-from samplers.curriculum import ChosenRows
 from samplers.ledger import LedgerEntry, Line, Outcome, read_ledger
 from samplers.mixture_plan import MixturePlan
 from samplers.planned import plan_for
-from samplers.profiles import choices_for, row_ids_of
 from samplers.rows.schema import read_sources
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import passed_over_words, printable, retention_words

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from agent_loop.training.run_folder import checkpoint_folders
+from agent_loop.records.run_folder import checkpoint_folders
 from verl_mixed.run.state import RunFolder
 
 DType = Literal["fp32", "bf16"]

@@ -20,13 +20,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from config.lookup import at, flatten
+from config.disk import BrokenFile
+from config.lookup import CONFIG_DIR, at, flatten
 from config.schema import TOOL_CONFIG, ConfigError, SourceConfig
-from samplers.disk import BrokenFile
 from verl_mixed.run.override import readable
+from verl_mixed.run.sections import NAMED_TOOLS_LOOPS, entry_of
 from verl_mixed.run.settings import VARIABLES, override_key
 
-CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 CONFIG_NAME = "mixed_dataset_grpo"
 
 ASYNC_MODES = ("mixed_colocate_async", "mixed_separate_async")
@@ -72,8 +72,6 @@ def _trains_lora(*, _root_: DictConfig) -> bool:
 def _longer_calls(with_tags: int, otherwise: int, *, _root_: DictConfig) -> int:
     """The first number if the agents of all sources write tags, else the second: calls by name are
     longer."""
-    from verl_mixed.run.sections import NAMED_TOOLS_LOOPS, entry_of  # imports this module
-
     sources = at(_root_, "mixed.sources") or {}
     agents = {source.get("agent") for source in sources.values() if isinstance(source, Mapping)}
     if agents & {"native_agent", "react_agent"}:

@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agent_loop.evaluation.records import JOB, RECORDS, SELECTED, Record, read_records
-from agent_loop.training.run_folder import trajectory_files
-from samplers.disk import BrokenFile
+from agent_loop.records.evaluation_records import JOB, RECORDS, SELECTED, Record, read_records
+from agent_loop.records.run_folder import trajectory_files
+from config.disk import BrokenFile
 
 SUMMARY = "summary.json"
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_loop.evaluation.records import Record
-from agent_loop.evaluation.statistics import wilson
+from agent_loop.records.evaluation_records import Record
+from agent_loop.records.statistics import wilson
 from config.lookup import files_at
+from samplers.adaptive.profiles import RowProfile, profile_path, row_ids_of, write_profile
 from samplers.ledger import LedgerEntry, read_ledger
-from samplers.profiles import RowProfile, profile_path, row_ids_of, write_profile
 from verl_mixed.run.state import RunFolder
 
 

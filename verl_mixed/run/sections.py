@@ -12,9 +12,8 @@ from hydra.utils import get_class
 
 from config.agents import BLOCKS, with_blocks
 from config.gateway import GATEWAY_LOOP
-from config.lookup import at
+from config.lookup import CONFIG_DIR, at
 from config.schema import ConfigError, Section, SourceConfig, load_section
-from verl_mixed.run.compose import CONFIG_DIR
 
 S = TypeVar("S", bound=Section)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from agent_loop.training.run_folder import (
+from agent_loop.records.run_folder import (
     LOCK_FILE,
     STOP_FILE,
     is_claimed,
@@ -24,9 +24,9 @@ from agent_loop.training.run_folder import (
     tracked_step,
     whole_checkpoint,
 )
+from config.disk import naming
 from config.lookup import flatten
 from config.schema import ControlConfig
-from samplers.disk import naming
 
 HARMLESS = (
     r"trainer\.(total_training_steps|total_epochs|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.packages import PROJECT, version_of, versions
-from samplers.disk import naming
+from config.disk import naming
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from samplers.adaptive.controller import MILLION
 from samplers.audit import plans_in
-from samplers.decisions import MILLION
 from samplers.ledger import Decision, LedgerEntry, Line
 
 

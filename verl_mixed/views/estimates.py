@@ -10,11 +10,11 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Literal
 
-from agent_loop.evaluation.paired import Difference, difference, paired_means
-from agent_loop.evaluation.records import Record
-from agent_loop.evaluation.statistics import LEVEL, results_of
-from agent_loop.evaluation.student import normal_quantile
-from agent_loop.metrics.intervals import Z95, half_width95
+from agent_loop.records.evaluation_records import Record
+from agent_loop.records.intervals import Z95, half_width95
+from agent_loop.records.paired import Difference, difference, paired_means
+from agent_loop.records.statistics import LEVEL, results_of
+from agent_loop.records.student import normal_quantile
 from verl_mixed.views.progress import Line, series, sources_of
 from verl_mixed.views.summary import AVERAGE_OVER, Points, first_and_last, trained, windows
 
@@ -148,7 +148,7 @@ def improvements(lines: Sequence[Line], validated: Validated = NO_RECORDS) -> li
     | two validations, rewards outside of [0, 1], and a solved trajectory | pass rate | `wilson` |
     | two training steps | mean reward of both parts of `first_and_last` | Student's t over steps |
 
-    With records, the change is the paired difference of `agent_loop.evaluation.paired`. Without
+    With records, the change is the paired difference of `agent_loop.records.paired`. Without
     them its interval is Newcombe's square-and-add. The last kind of interval is computed from
     `reward/ci95` if a part has fewer than `LEAST_STEPS` steps or all its steps are equal. All
     intervals of changes are corrected for the number of sources (Bonferroni), so that the chance of

@@ -14,9 +14,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from agent_loop.evaluation.paired import Difference, difference, paired_means
-from agent_loop.evaluation.records import Record
-from agent_loop.evaluation.statistics import LEVEL, SourceResult, results_of
+from agent_loop.records.evaluation_records import Record
+from agent_loop.records.paired import Difference, difference, paired_means
+from agent_loop.records.statistics import LEVEL, SourceResult, results_of
 from verl_mixed.run.evaluations import Evaluation
 from verl_mixed.run.text import printable
 

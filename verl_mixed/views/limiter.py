@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent_loop.tools.limiter import own_folder
+from agent_loop.calls.limiter import own_folder
 from cluster.ray_cluster import ask, recorded_address
 from config.lookup import at
 from config.schema import TOOL_CONFIG

@@ -1,6 +1,6 @@
 """What sampling waited for, and what sets the pace of asynchronous training. Pure.
 
-The metrics are those of `agent_loop.metrics.pace_metrics`.
+The metrics are those of `agent_loop.records.pace_metrics`.
 """
 
 from collections.abc import Sequence

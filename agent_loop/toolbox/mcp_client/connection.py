@@ -11,12 +11,12 @@ import contextvars
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_loop.compat import timeout
+from agent_loop.calls.child_process import inherited_environment
 from agent_loop.toolbox.mcp_client.messages import HTTP_STATUS
 from agent_loop.toolbox.mcp_client.process import ProcessFault, ServerProcess
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, remedy_for
 from agent_loop.toolbox.mcp_client.target import ServerTarget
-from agent_loop.tools.child_process import inherited_environment
+from config.compat import timeout
 
 if TYPE_CHECKING:
     import mcp_types as types

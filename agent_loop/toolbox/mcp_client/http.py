@@ -26,7 +26,7 @@ from agent_loop.toolbox.mcp_client.messages import (
     reply_to,
     too_large,
 )
-from agent_loop.tools.responses import retry_after_s
+from tool_server.wire.responses import retry_after_s
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from agent_loop.calls.child_process import find_program
 from agent_loop.toolbox.mcp_client.messages import (
     MAX_MESSAGE_BYTES,
     id_of_large,
@@ -28,8 +29,7 @@ from agent_loop.toolbox.mcp_client.messages import (
     too_large,
 )
 from agent_loop.toolbox.mcp_client.streams import Answers, Requests
-from agent_loop.tools.child_process import find_program
-from agent_loop.tools.responses import dumps, may_have_surrogates, rewritten_without_surrogates
+from tool_server.wire.responses import dumps, may_have_surrogates, rewritten_without_surrogates
 
 MAX_SKIPPED_BYTES = 256 << 20
 """A line that is still longer has no end: the server is ended."""

@@ -3,6 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
+from agent_loop.calls.routes import RequestFailed
 from agent_loop.toolbox.mcp_client.messages import (
     HTTP_STATUS,
     MAX_MESSAGE_BYTES,
@@ -12,9 +13,8 @@ from agent_loop.toolbox.mcp_client.messages import (
 )
 from agent_loop.toolbox.mcp_client.target import ServerTarget
 from agent_loop.toolbox.results import text_body
-from agent_loop.tools.protocol import ToolError, ToolRejected, ToolUnavailable
-from agent_loop.tools.responses import replace_surrogates
-from agent_loop.tools.routes import RequestFailed
+from tool_server.wire.protocol import ToolError, ToolRejected, ToolUnavailable
+from tool_server.wire.responses import replace_surrogates
 
 if TYPE_CHECKING:
     from mcp import MCPError

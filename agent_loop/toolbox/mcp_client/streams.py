@@ -1,7 +1,7 @@
 """The two streams of messages that the SDK asks of a transport, over a server's process."""
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import Self
 
@@ -10,13 +10,19 @@ from agent_loop.toolbox.mcp_client.messages import BAD_ANSWER, error_answer
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
-    from agent_loop.toolbox.mcp_client.process import ServerProcess
+
+class Process(Protocol):
+    """What the streams need of a server's process."""
+
+    async def next_answer(self) -> dict[str, Any] | None: ...
+    def write(self, message: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Stream:
     """What the SDK asks of both streams. The process is ended by the transport."""
 
-    def __init__(self, process: "ServerProcess") -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
 
     async def __aenter__(self) -> Self:

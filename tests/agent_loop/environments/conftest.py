@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agent_loop.calls.client import ToolClient
 from agent_loop.environments.source import EnvironmentSource
-from agent_loop.tools.client import ToolClient
 from config.environments import EnvironmentEntry
 
 WORLDS = Path(__file__).parents[2] / "fakes" / "environments.py"

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("verl")
 
+from agent_loop.calls.client import ToolClient
 from agent_loop.environment_agent_loop import EnvironmentAgentLoop
-from agent_loop.tools.client import ToolClient
-from agent_loop.training.run_folder import write_lines
+from agent_loop.records.run_folder import write_lines
 from tests.agent_loop.environments.conftest import WORLDS
 from tests.agent_loop.test_passed_on import TOKENIZER, rows_of
 from tests.agent_loop.test_several_rows import audit, lines_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import InvalidAction
-from agent_loop.tools.routes import RequestFailed
 
 PACKAGE = Path(__file__).parents[2] / "fakes/openenv_package"
 URL = "http://127.0.0.1:1"

@@ -8,15 +8,15 @@ import psutil
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from agent_loop.compat import timeout
+from agent_loop.calls.client import ToolClient
 from agent_loop.environments.instances import class_of
 from agent_loop.environments.serve import EnvironmentServer
 from agent_loop.environments.source import EnvironmentSource
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolError, ToolRejected, ToolTimeout, ToolUnavailable
+from config.compat import timeout
 from config.environments import EnvironmentEntry
 from tests.agent_loop.environments.conftest import ROW, WORLDS, source_for
 from tests.fakes.environments import FAULTS, HARD_FAULTS
+from tool_server.wire.protocol import ToolError, ToolRejected, ToolTimeout, ToolUnavailable
 
 WHERE = pytest.mark.parametrize("where", ["process", "loop", "http"])
 

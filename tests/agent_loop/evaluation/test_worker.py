@@ -11,9 +11,9 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl.utils.tensordict_utils import assign_non_tensor_data, get_tensordict
 
-from agent_loop.evaluation.records import RECORD, Record, read_record
 from agent_loop.evaluation.worker import EvaluationWorker, validation_sampling
-from agent_loop.loop_worker import MixedAgentLoopWorker
+from agent_loop.records.evaluation_records import RECORD, Record, read_record
+from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
 from tests.agent_loop.test_loop_worker import OWN, ROW, Loop, Raising, VerlsClient, worker_of
 from tests.fakes.virtual_loop import run_virtual
 
@@ -33,7 +33,7 @@ def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     async def client(*_: Any) -> Any:
         return SimpleNamespace(for_source=lambda source: None)
 
-    monkeypatch.setattr("agent_loop.loop_worker.shared_client", client)
+    monkeypatch.setattr("agent_loop.training.verl_adapters.loop_worker.shared_client", client)
 
 
 def worker(kind: type[Loop], client: VerlsClient) -> Any:

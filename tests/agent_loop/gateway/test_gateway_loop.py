@@ -13,7 +13,7 @@ pytest.importorskip("verl")
 
 from agent_loop.gateway.server import Gateway
 from agent_loop.gateway_agent_loop import GatewayAgentLoop
-from agent_loop.turns import judging
+from agent_loop.rewards import judging
 from tests.agent_loop.test_passed_on import TOKENIZER, rows_of
 from tests.agent_loop.test_several_rows import audit, lines_of
 

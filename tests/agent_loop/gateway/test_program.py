@@ -20,8 +20,8 @@ from aiohttp import web
 from agent_loop.gateway.program import AgentProgram, ProgramEnd
 from agent_loop.gateway.relay import MAX_CONNECTIONS
 from agent_loop.gateway.running import STDERR_BYTES, STDOUT_BYTES
-from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
-from agent_loop.tools.sandbox.program import SandboxUnavailable
+from tool_server.isolation.errors import SandboxUnavailable
+from tool_server.sandbox.bubblewrap import BubblewrapSandbox
 
 PORT = 8123
 ROW = json.dumps({"prompt": "how many?"}).encode()

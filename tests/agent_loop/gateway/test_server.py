@@ -14,9 +14,9 @@ from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.server import Address, Gateway
 from agent_loop.gateway.session import Session
 from agent_loop.toolbox.own import SPECS
-from agent_loop.tools.protocol import ToolUnavailable
 from agent_loop.turns.turn_loop import Generated, Observation
 from tests.agent_loop.gateway.test_session import session_of
+from tool_server.wire.protocol import ToolUnavailable
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "u"}], "max_tokens": 9}
 PATHS = {

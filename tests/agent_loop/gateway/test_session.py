@@ -14,7 +14,6 @@ from agent_loop.gateway import chat_completions
 from agent_loop.gateway.session import Policy, Session
 from agent_loop.gateway.template import ChatTemplate
 from agent_loop.gateway.wire import WireError
-from agent_loop.tools.protocol import ToolUnavailable
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.tags import stop_token_ids
 from agent_loop.turns.trajectory import StopReason
@@ -32,6 +31,7 @@ from tests.agent_loop.turns.test_native import (
 )
 from tests.fakes.call_templates import TEMPLATES
 from tests.fakes.engine import ScriptedGenerate
+from tool_server.wire.protocol import ToolUnavailable
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": schema}}

@@ -10,10 +10,10 @@ from agent_loop.rewards import LOOPS_OWN, Attempt, default_reward, reward_for
 from agent_loop.rewards.killable_pool import KillablePool
 from agent_loop.rewards.reasoning_gym import ReasoningReward
 from agent_loop.rewards.reasoning_process import NAMES, _scorer, algebra
-from agent_loop.tools.protocol import ToolTimeout, ToolUnavailable
 from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.tagged_json import tagged
 from tests.fakes.toy_reasoning_gym import SumConfig, Sums, install_toy
+from tool_server.wire.protocol import ToolTimeout, ToolUnavailable
 
 REWARD = ReasoningReward(name="reasoning_gym")
 ENTRY = tagged(Sums(SumConfig(seed=3))[0])

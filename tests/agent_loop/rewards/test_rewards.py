@@ -19,7 +19,9 @@ from agent_loop.rewards import (
     split_path,
 )
 from agent_loop.rewards.terms import length_term, with_terms
-from agent_loop.tools.protocol import (
+from config.schema import ConfigError, RewardTerms, SourceConfig, load_section
+from tests.agent_loop.rewards.test_rewards_code import Doubler
+from tool_server.wire.protocol import (
     ToolBackend,
     ToolCall,
     ToolError,
@@ -28,8 +30,6 @@ from agent_loop.tools.protocol import (
     ToolTimeout,
     ToolUnavailable,
 )
-from config.schema import ConfigError, RewardTerms, SourceConfig, load_section
-from tests.agent_loop.rewards.test_rewards_code import Doubler
 
 TRUTHS = {
     "code": {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]},
@@ -219,7 +219,7 @@ def short(solution_str, ground_truth):
     return 1.0
 
 async def asks(data_source, solution_str, ground_truth, extra_info, tools, code="21"):
-    from agent_loop.tools.protocol import run_code_call
+    from tool_server.wire.protocol import run_code_call
     result = await tools.call(run_code_call(code, ""))
     return float(result.body["run_result"]["stdout"] == "42\\n")
 

@@ -21,9 +21,9 @@ from agent_loop.rewards.code import (
     same_value,
     time_limit_s,
 )
-from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
-from agent_loop.tools.sandbox import Limits, Program, Sandbox, choose_sandbox
-from agent_loop.tools.server.run_code import run_answer
+from tool_server.run_code import run_answer
+from tool_server.sandbox import Limits, Program, Sandbox, choose_sandbox
+from tool_server.wire.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
 
 TESTS = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
 

@@ -14,14 +14,13 @@ from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_loop.compat import gather_all
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.own_limits import limited, own_state_path
+from agent_loop.calls.result_store import open_store_of
 from agent_loop.rewards import Attempt, Reward, reward_for
 from agent_loop.rewards.judge import JudgeReward, aggregate, judge_reward, reference_of
 from agent_loop.rewards.judge_prompt import FIELDS, SYSTEM, Rubric, quote
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.own_limits import limited, own_state_path
-from agent_loop.tools.protocol import ToolUnavailable
-from agent_loop.tools.result_store import open_store_of
+from config.compat import gather_all
 from config.schema import ConfigError, MixedConfig, ToolCacheConfig, ToolConfig
 from tests.agent_loop.rewards.hostile_answers import HOSTILE
 from tests.fakes.judge_server import (
@@ -35,6 +34,7 @@ from tests.fakes.judge_server import (
     verdict,
 )
 from tests.fakes.tool_server import ScriptedToolServer
+from tool_server.wire.protocol import ToolUnavailable
 
 KEY = "sk-not-in-any-message"
 RUBRIC = "Is {answer} right for {question}, given {reference}?"

@@ -29,8 +29,8 @@ from agent_loop.rewards.math_forms import (
     is_endless,
     normalise,
 )
-from agent_loop.tools.protocol import ToolTimeout
 from tests.agent_loop.rewards.math_pairs import DIFFERENT, EQUAL, PAIRS, SAME_TEXT, UNITS
+from tool_server.wire.protocol import ToolTimeout
 
 TOOLS: Any = None
 OPEN = (r"\frac{\sqrt{11}}{2}", r"0.5\sqrt{11}")

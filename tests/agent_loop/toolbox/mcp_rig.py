@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_loop.compat import timeout
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.own_limits import limited
+from agent_loop.calls.routes import Limiter
 from agent_loop.toolbox.mcp_servers import McpSource
 from agent_loop.toolbox.spec import Tool, ToolSpec
 from agent_loop.toolbox.toolbox import offered
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.own_limits import limited
-from agent_loop.tools.routes import Limiter
 from agent_loop.turns.turn_loop import Observation
+from config.compat import timeout
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from config.tool_entries import ToolEntry
 from tests.fakes import mcp_lines

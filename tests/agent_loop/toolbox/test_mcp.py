@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from agent_loop.calls import servers
+from agent_loop.calls.client import ToolClient
 from agent_loop.toolbox import mcp_servers
 from agent_loop.toolbox.mcp_client import process
 from agent_loop.toolbox.mcp_client.messages import id_of_large
 from agent_loop.toolbox.mcp_servers import McpSource
-from agent_loop.tools import servers
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tests.agent_loop.toolbox.mcp_rig import (
@@ -30,6 +29,7 @@ from tests.agent_loop.toolbox.mcp_rig import (
 )
 from tests.fakes import mcp_server
 from tests.rate_limit.slots_seen import in_use
+from tool_server.wire.protocol import ToolRejected, ToolTimeout, ToolUnavailable
 
 # --- a server of the SDK --------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 
 from agent_loop.toolbox.mcp_client import http
-from agent_loop.tools.protocol import ToolError, ToolTimeout, ToolUnavailable
 from config.tool_entries import ToolEntry
 from tests.agent_loop.toolbox.mcp_rig import listed, opened, resident_mb
 from tests.fakes.mcp_server import over_http
 from tests.ports import free_ports
+from tool_server.wire.protocol import ToolError, ToolTimeout, ToolUnavailable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:(uvicorn|websockets).*")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent_loop.tools.protocol import ToolUnavailable
 from tests.agent_loop.toolbox.mcp_rig import opened
 from tests.fakes.pinned_environment import ROOT, cache_of, install, python_with
+from tool_server.wire.protocol import ToolUnavailable
 
 pytestmark = [pytest.mark.toolservers, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -9,16 +9,17 @@ import pytest
 
 pytest.importorskip("verl")
 
+from agent_loop.calls.client import ToolClient
 from agent_loop.native_agent_loop import NativeAgentLoop, format_of
 from agent_loop.toolbox.own import SPECS
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.tags import Action
 from config.schema import MixedConfig, ToolConfig
 from tests.agent_loop.toolbox.test_toolbox import ORDERS
 from tests.agent_loop.toolbox.test_verls_tools import base_tool, function_tool, schema_of
 from tests.listening import listening
+from tool_server.app import app_runner, create_app
+from tool_server.settings import ServerSettings
 
 ROW = {"data_source": "shop", "extra_info": {"row_id": "shop:1"}, "raw_prompt": []}
 ALL = ["run_code", "search", "calculate"]

@@ -14,26 +14,27 @@ from typing import Any
 
 import pytest
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.own_limits import limited, own_state_path
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import CLOSE_S, OpenedSource, TrajectoryTools
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.own_limits import limited, own_state_path
-from agent_loop.tools.protocol import (
-    ToolRejected,
-    ToolTimeout,
-    ToolUnavailable,
-    cell_call,
-    run_code_call,
-)
-from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import ToolEntry, as_entry
 from rate_limit.stats import snapshot_of
 from tests.fakes.tool_server import running
 from tests.listening import listening
+from tool_server.app import app_runner, create_app
+from tool_server.settings import ServerSettings
+from tool_server.wire.protocol import (
+    ToolRejected,
+    ToolTimeout,
+    ToolUnavailable,
+    cell_call,
+    run_code_call,
+)
 
 ORDERS = Path(__file__).parents[2] / "fakes" / "orders.py"
 

@@ -16,23 +16,23 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from agent_loop import loop_worker
-from agent_loop.loop_worker import MixedAgentLoopWorker
+from agent_loop.calls.client import ToolClient
 from agent_loop.native_agent_loop import NativeAgentLoop
-from agent_loop.toolbox import verls
 from agent_loop.toolbox.toolbox import OpenedSource, Toolbox
-from agent_loop.toolbox.verls import (
+from agent_loop.training.verl_adapters import loop_worker
+from agent_loop.training.verl_adapters import verl_tools as verls
+from agent_loop.training.verl_adapters.engine_client import faults_of_trajectory
+from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
+from agent_loop.training.verl_adapters.verl_tools import (
     VerlSource,
     client_of_trajectory,
     through_client,
     tools_of_file,
 )
-from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
-from agent_loop.turns.engine_client import faults_of_trajectory
 from config.schema import ToolConfig
 from rate_limit.gcra import LimiterTimeout
 from tests.agent_loop.test_passed_on import CALL, batched
+from tool_server.wire.protocol import ToolRejected, ToolTimeout, ToolUnavailable
 
 SCHEMA = {
     "type": "function",

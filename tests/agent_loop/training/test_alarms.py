@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory
+from agent_loop.records.source_metrics import TrainedTrajectory
 from agent_loop.training.alarms import (
     MIN_GROUPS,
     MOST_LAG_S,

@@ -17,8 +17,8 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
+from agent_loop.records.run_folder import MetricsFile, trajectory_files, write_lines
 from agent_loop.training.file_writer import FileWriter
-from agent_loop.training.run_folder import MetricsFile, trajectory_files, write_lines
 from agent_loop.training.trainer import MixedColocateAsyncTrainer, MixedSyncTrainer
 from samplers.ledger import Ledger
 

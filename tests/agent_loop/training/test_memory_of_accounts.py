@@ -21,11 +21,11 @@ from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
+from agent_loop.records.trajectory_record import facts_of, pack, texts_of
 from agent_loop.training import accounts, optimizer_steps, trained_batch
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.trainer import MixedSyncTrainer
-from agent_loop.turns.record import facts_of, pack, texts_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout, Turn
 from config.schema import MixedConfig, SourceConfig

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.records.run_folder import TRACKER, trajectory_files
 from agent_loop.training.retention import (
     checkpoints_to_remove,
     prune_checkpoints,
@@ -16,7 +17,6 @@ from agent_loop.training.retention import (
     remove_checkpoint,
     sampled_groups,
 )
-from agent_loop.training.run_folder import TRACKER, trajectory_files
 
 # --- which checkpoints ---------------------------------------------------------------------------
 

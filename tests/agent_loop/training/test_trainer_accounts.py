@@ -20,15 +20,15 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from agent_loop.evaluation.records import RECORD, line_of, read_records
-from agent_loop.metrics.source_metrics import TrainedTrajectory
-from agent_loop.metrics.token_metrics import TokenSums
+from agent_loop.records.evaluation_records import RECORD, line_of, read_records
+from agent_loop.records.run_folder import LOCK_FILE, read_lines
+from agent_loop.records.source_metrics import TrainedTrajectory
+from agent_loop.records.token_metrics import TokenSums
 from agent_loop.training import accounts, optimizer_steps
 from agent_loop.training import trainer as module
 from agent_loop.training.alarms import FaultWindow, TooManyFaults
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import LauncherEnded
-from agent_loop.training.run_folder import LOCK_FILE, read_lines
 from agent_loop.training.trainer import MixedSeparateAsyncTrainer
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent_loop import turn_agent_loop
-from agent_loop.metrics.mask_audit import mask_problems
-from agent_loop.tools.protocol import ToolTimeout, ToolUnavailable
+from agent_loop import loop_settings, turn_agent_loop
+from agent_loop.loop_settings import LoopSettings
+from agent_loop.records.mask_audit import mask_problems
 from agent_loop.turn_agent_loop import TurnAgentLoop
-from agent_loop.turns import loop_settings
-from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.observation_style import InlineStyle, Shown
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
@@ -21,6 +19,7 @@ from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
 from tests.fakes.engine import CharTokenizer, ScriptedGenerate, line_of
 from tests.fakes.virtual_loop import run_virtual
+from tool_server.wire.protocol import ToolTimeout, ToolUnavailable
 
 CODEC = CharTokenizer()
 CONFIG = ToolConfig(server_url="http://127.0.0.1:1")

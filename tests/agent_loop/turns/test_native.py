@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.records.mask_audit import mask_problems
+from agent_loop.records.trajectory_record import record_of
 from agent_loop.training.alarms import drift_problems
 from agent_loop.turns.call_formats import FORMATS
+from agent_loop.turns.codec import HFCodec, codec_of
 from agent_loop.turns.native import NativeDialogue, opens_thought
-from agent_loop.turns.observation_style import HFCodec, codec_of
-from agent_loop.turns.record import record_of
 from agent_loop.turns.tags import Action, Tags, stop_token_ids
 from agent_loop.turns.template_format import formats_of
 from agent_loop.turns.tool_messages import Called, CannotContinue, ToolMessages

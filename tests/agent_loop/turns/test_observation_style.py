@@ -8,13 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent_loop.turns.codec import HFCodec, codec_of
 from agent_loop.turns.observation_style import (
     CUT_MARK,
     LONG_TOKEN,
     ChatStyle,
-    HFCodec,
     InlineStyle,
-    codec_of,
     cut_middle,
     share_room,
 )

@@ -15,30 +15,30 @@ pytest.importorskip("verl")
 
 import torch
 
-from agent_loop.metrics.mask_audit import mask_problems
-from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens, source_metrics
+from agent_loop.records.mask_audit import mask_problems
+from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens, source_metrics
+from agent_loop.records.trajectory_record import joined, unpack
 from agent_loop.tool_actions import run_code
-from agent_loop.tools.protocol import (
+from agent_loop.training.advantage import compute_state_masked_grpo_advantage
+from agent_loop.training.alarms import drift_problems, faults_by_group
+from agent_loop.training.verl_adapters.engine_client import RecordingClient, turns_of_trajectory
+from agent_loop.turn_agent_loop import judged_outputs
+from agent_loop.turns.tags import Action
+from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
+from agent_loop.watchdog import Watchdog, waits_for
+from config.schema import MixedConfig
+from tests.agent_loop.rewards.test_judging import CODE_ROW, MIXED, SETTINGS, Tools
+from tests.agent_loop.test_loop_worker import ROW as LOOP_ROW
+from tests.agent_loop.test_loop_worker import Hanging, VerlsClient, worker_of
+from tests.agent_loop.turns.test_deadlines import CODEC, after, raising, trajectory_of
+from tests.fakes.virtual_loop import run_virtual
+from tool_server.wire.protocol import (
     ToolCall,
     ToolRejected,
     ToolResult,
     ToolTimeout,
     ToolUnavailable,
 )
-from agent_loop.training.advantage import compute_state_masked_grpo_advantage
-from agent_loop.training.alarms import drift_problems, faults_by_group
-from agent_loop.turn_agent_loop import judged_outputs
-from agent_loop.turns.engine_client import RecordingClient, turns_of_trajectory
-from agent_loop.turns.record import joined, unpack
-from agent_loop.turns.tags import Action
-from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
-from agent_loop.watchdog import Watchdog, waits_for
-from config.schema import MixedConfig
-from tests.agent_loop.test_loop_worker import ROW as LOOP_ROW
-from tests.agent_loop.test_loop_worker import Hanging, VerlsClient, worker_of
-from tests.agent_loop.turns.test_deadlines import CODEC, after, raising, trajectory_of
-from tests.agent_loop.turns.test_judging import CODE_ROW, MIXED, SETTINGS, Tools
-from tests.fakes.virtual_loop import run_virtual
 
 COUNTED = ("reward/mean", "truncated_rate", "deadline_rate", "infra_error_rate", "loop_error_rate")
 ROW = CODE_ROW | {"data_source": "taco", "extra_info": {"row_id": "taco:1"}}
@@ -119,7 +119,7 @@ SCENARIOS: dict[str, list[Scenario]] = {
     ],
     "a call failed after all retries": [(lambda: run(CODE, act=raising(DEAD)), NO_TOOL, {})],
     "a program had not ended after four times": [
-        # tests/agent_loop/tools/test_sandbox.py: the server answers 503
+        # tests/tool_server/test_sandbox.py: the server answers 503
         (lambda: run(CODE, act=raising(ToolUnavailable("503", tool="run_code"))), NO_TOOL, {})
     ],
     "the engine failed, aborted": [
@@ -261,7 +261,7 @@ def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(
         with watchdog.watch("nq", "nq:1"):
             return (await worker._host("loop", {}, LOOP_ROW, turns))[-1]
 
-    monkeypatch.setattr("agent_loop.loop_worker.shared_client", client)
+    monkeypatch.setattr("agent_loop.training.verl_adapters.loop_worker.shared_client", client)
     output, _ = run_virtual(late())
     assert_is(row_of(begins), output, "nq")
 

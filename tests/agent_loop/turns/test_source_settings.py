@@ -1,6 +1,6 @@
 """What a source sets for itself reaches its rollouts, and nobody else's."""
 
-from agent_loop.turns.loop_settings import LoopSettings
+from agent_loop.loop_settings import LoopSettings
 from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig

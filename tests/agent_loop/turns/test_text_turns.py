@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from agent_loop.turns.observation_style import HFCodec, codec_of
+from agent_loop.turns.codec import HFCodec, codec_of
 from agent_loop.turns.text_turns import STEP, TextDialogue, without_thoughts
 from agent_loop.turns.tool_messages import ToolMessages
 from tests.fakes.real_tokenizers import real_tokenizer

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.records.mask_audit import mask_problems
 from agent_loop.training.alarms import drift_problems
-from agent_loop.turns.observation_style import CUT_MARK, codec_of
+from agent_loop.turns.codec import codec_of
+from agent_loop.turns.observation_style import CUT_MARK
 from agent_loop.turns.tags import ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Budget, Rollout

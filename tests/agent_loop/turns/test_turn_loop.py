@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.records.mask_audit import mask_problems
 from agent_loop.turns.observation_style import InlineStyle, Shown
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.tags import Action, ActionKind, Tags

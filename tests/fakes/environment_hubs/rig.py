@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import psutil
 
+from agent_loop.calls.client import ToolClient
 from agent_loop.environments.source import EnvironmentSource, Episode
-from agent_loop.tools.client import ToolClient
 from config.environments import EnvironmentEntry
 
 HUBS = Path(__file__).parent

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from config.lookup import CONFIG_DIR
 from config.schema import ConfigError
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config.unknown import BLOCKS, block_problems
 from verl_mixed.checks.preflight import mixture_problems
 from verl_mixed.launch.plan import make_plan
-from verl_mixed.run.compose import CONFIG_DIR, compose_config
+from verl_mixed.run.compose import compose_config
 from verl_mixed.run.sections import agent_loops
 
 MIXTURE = """\

@@ -3,7 +3,7 @@
 import pytest
 
 from config.schema import ConfigError
-from samplers.profiles import RowProfile, row_ids_of, write_profile
+from samplers.adaptive.profiles import RowProfile, row_ids_of, write_profile
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.preflight import preflight_warnings
 from verl_mixed.launch.plan import make_plan

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from agent_loop.training.verl_config import ref_as_actor, refusals
 from cluster.placement import Node, need_of, placement_problems
-from config.lookup import at, flatten
+from config.lookup import CONFIG_DIR, at, flatten
 from tests.fakes.real_tokenizers import real_tokenizer
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config import devices as gpu_check
@@ -21,7 +21,7 @@ from verl_mixed.checks.config.devices import device_problems, package_gaps
 from verl_mixed.checks.config.engines import ENGINES
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.launch.plan import make_plan
-from verl_mixed.run.compose import CONFIG_DIR, REQUIRED, compose_config, resolve
+from verl_mixed.run.compose import REQUIRED, compose_config, resolve
 from verl_mixed.run.settings import SETTINGS, VARIABLES
 
 PROFILES = sorted(path.stem for path in CONFIG_DIR.glob("profile/*.yaml"))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_loop.tools.server.settings import ServerSettings
 from config.schema import TOOL_CONFIG
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron, write_source
+from tool_server.settings import ServerSettings
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
 from verl_mixed.checks.machine import services
 from verl_mixed.commands.doctor_checks import _search

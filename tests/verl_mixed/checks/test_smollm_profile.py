@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER
 from config.lookup import at, files_at
 from samplers.rows.sources.demo import DEMO_SOURCES
+from verl_mixed.demo.pretrained import SMOLLM_FOLDER
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.launch.summary import cost_line
 from verl_mixed.prepare.generated_rows import rows_folder

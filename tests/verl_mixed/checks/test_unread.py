@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agent_loop.training.estimators import ESTIMATORS
-from config.lookup import at, flatten
+from config.lookup import CONFIG_DIR, at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
 from tests.verl_mixed.checks.test_profiles import PROFILES, config_of
 from tests.verl_mixed.conftest import RunEnviron
@@ -67,7 +67,7 @@ from verl_mixed.checks.config.unread import (
     unread_problems,
 )
 from verl_mixed.launch.plan import make_plan
-from verl_mixed.run.compose import CONFIG_DIR, TRAINING_ENGINES, verl_folder
+from verl_mixed.run.compose import TRAINING_ENGINES, verl_folder
 from verl_mixed.run.settings import SERVER_URL_KEY
 
 Config = dict[str, Any]

@@ -11,7 +11,7 @@ import hydra
 import pytest
 
 from config.lookup import files_at
-from samplers.profiles import RowProfile, row_ids_of, write_profile
+from samplers.adaptive.profiles import RowProfile, row_ids_of, write_profile
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.cli import main
 from verl_mixed.launch.plan import make_plan

@@ -570,12 +570,12 @@ def test_a_tool_server_that_is_not_there_is_bad(config: Config):
 
 
 def test_no_isolation_is_bad_where_programs_run(config: Config, monkeypatch: pytest.MonkeyPatch):
-    from agent_loop.tools.sandbox import SandboxUnavailable
+    from tool_server.sandbox import SandboxUnavailable
 
     def refuse(kind: str) -> None:
         raise SandboxUnavailable("no namespaces")
 
-    monkeypatch.setattr("agent_loop.tools.sandbox.choose_sandbox", refuse)
+    monkeypatch.setattr("tool_server.sandbox.choose_sandbox", refuse)
     assert only(services.tools(config, own_server=True)).status == "bad"
 
     for source in config["mixed"]["sources"].values():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from samplers.disk import write_whole
+from config.disk import write_whole
 from verl_mixed.checks.machine.machine import DASHBOARD_PORT, ports, with_free_dashboard
 from verl_mixed.cli import main
 from verl_mixed.run.settings import overrides_from

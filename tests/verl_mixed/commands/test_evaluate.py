@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from agent_loop.evaluation.records import write_records
+from agent_loop.records.evaluation_records import write_records
 from config.lookup import at
 from config.schema import ConfigError
 from tests.fakes.records import of_policy, record

@@ -13,7 +13,7 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from agent_loop.training.run_folder import write_lines
+from agent_loop.records.run_folder import write_lines
 from tests.verl_mixed.conftest import REPO_ROOT
 from tests.verl_mixed.sharded_actor import adapted_model, tiny_model
 from verl_mixed.cli import main

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.tools.server.settings import ServerSettings
+from tool_server.settings import ServerSettings
 from verl_mixed.cli import COMMANDS, command_module, main, parser_for
 from verl_mixed.commands import prepare
 

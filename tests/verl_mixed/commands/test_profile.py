@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from config.lookup import at, files_at
+from samplers.adaptive.profiles import read_profile, row_ids_of
 from samplers.ledger import Ledger, LedgerEntry
-from samplers.profiles import read_profile, row_ids_of
 from tests.fakes.records import record
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.cli import main, parser_for

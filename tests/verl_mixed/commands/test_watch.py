@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.training.run_folder import MetricsFile
+from agent_loop.records.run_folder import MetricsFile
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from tests.verl_mixed.run_files import add_line, metrics_line, run_of
 from verl_mixed.cli import main

@@ -49,30 +49,30 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "WARNING:2026-11-22 09:19:52,042:step=3 drift: trajectory=ab_0_0 source=nq row_id=7: mask "
         "1 is not on the 31 sampled tokens",
     ),
-    # agent_loop/cpu/rollout.py WeightReceiver.receive
+    # cpu_engine/rollout.py WeightReceiver.receive
     "weight-sync": (
         "RuntimeError: weight sync refused: name='lm_head.weight' has shape=(64, 8), the rollout "
         "model has (32, 8); trainer and rollout must load the same model",
         "RuntimeError: weight sync incomplete: 3 of 40 parameters missing, first ['a', 'b']",
     ),
-    # agent_loop/tools/sandbox/__init__.py open_sandbox;
+    # tool_server/sandbox/__init__.py open_sandbox;
     # verl_mixed/launch/tool_server.py ToolServer.start
     "sandbox-unavailable": (
-        "agent_loop.tools.sandbox.program.SandboxUnavailable: no sandbox for untrusted code with "
+        "tool_server.sandbox.program.SandboxUnavailable: no sandbox for untrusted code with "
         "sandbox='auto' (bubblewrap: not installed; landlock: no such call)",
         "no isolation for programs at http://x, so none is run: bubblewrap: not installed",
     ),
-    # agent_loop/tools/client.py ToolClient._pause; aiohttp/web_log.py AccessLogger; uvicorn's own;
+    # agent_loop/calls/client.py ToolClient._pause; aiohttp/web_log.py AccessLogger; uvicorn's own;
     # aiohttp/client_exceptions.py ClientResponseError
     "tool-server-overloaded": (
-        "agent_loop.tools.protocol.ToolUnavailable: no answer from http://10.0.0.4:8100 for "
+        "tool_server.wire.protocol.ToolUnavailable: no answer from http://10.0.0.4:8100 for "
         'tool=\'retrieve\': 4 attempts within timeout=30.0 s, last: HTTP 429 {"error": "full"}',
         '10.0.0.7 [22/Nov/2026:09:19:52 +0000] "POST /retrieve HTTP/1.1" 429 212 "-" "aiohttp"',
         '10.0.0.7 [22/Nov/2026:09:19:52 +0000] "POST /retrieve HTTP/1.0" 429 212 "-" "aiohttp"',
         "requests.exceptions.HTTPError: 429 Client Error: 429 Too Many Requests for url: http://x",
     ),
     # rate_limit/file_limiter.py _try_reserve; rate_limit/slots.py _left_s;
-    # agent_loop/tools/client.py _call_in_time
+    # agent_loop/calls/client.py _call_in_time
     "limiter-timeout": (
         "rate_limit.gcra.LimiterTimeout: no slot for n=1 calls from runs/x/rate_limit.state: the "
         "next is 31.402 s away, beyond timeout_s=29.0; wait longer or raise the rate",
@@ -81,15 +81,15 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "ToolTimeout: no place for tool='run_code' at http://127.0.0.1:8100 within timeout=30.0 s "
         "(it still waited); raise rate_limit_per_minute",
     ),
-    # aiohttp/client_exceptions.py ClientConnectorError.__str__; agent_loop/tools/servers.py check;
-    # agent_loop/tools/client.py _pause (both kinds);
+    # aiohttp/client_exceptions.py ClientConnectorError.__str__; agent_loop/calls/servers.py check;
+    # agent_loop/calls/client.py _pause (both kinds);
     # verl_mixed/checks/preflight.py _given_server_problems
     "tool-server-down": (
         "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host 127.0.0.1:39199 "
         "ssl:default [Connect call failed ('127.0.0.1', 39199)]",
-        "agent_loop.tools.protocol.ToolUnavailable: not calling http://127.0.0.1:8100 for "
+        "tool_server.wire.protocol.ToolUnavailable: not calling http://127.0.0.1:8100 for "
         "tool='search': its last 5 requests failed; trying again after 10.0 s",
-        "agent_loop.tools.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
+        "tool_server.wire.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
         "tool='search': 2 attempts within timeout=30.0 s, last: HTTP 503 ; check the tool server",
         "  - no answer from http://10.0.0.4:8100/health (TOOL_SERVER_URL): <urlopen error [Errno "
         "111] Connection refused>; start the server with `verl-mixed serve-tools`",
@@ -99,12 +99,12 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "the tool server at http://127.0.0.1:4711 ended: killed by SIGKILL (out of memory?); "
         "started again, 1 of 3 times",
     ),
-    # agent_loop/tools/client.py _call_in_time
+    # agent_loop/calls/client.py _call_in_time
     "tool-timeout": (
-        "agent_loop.tools.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
+        "tool_server.wire.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
         "tool='run_code' within timeout=30.0 s; is the server up, and the rate limit high enough?",
     ),
-    # agent_loop/tools/server/edge.py say_errors_in_json
+    # tool_server/edge.py say_errors_in_json
     "tool-server-error": ("no answer to POST /run_code",),
     # agent_loop/watchdog.py Watchdog.report
     "stuck-rollouts": (
@@ -112,7 +112,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "WARNING:2026-11-22 09:19:52,042:stuck source=nq row_id=a b turn=2 waits_for=engine "
         "for_s=130",
     ),
-    # agent_loop/turns/loop_settings.py name_once; verl/trainer/ppo/v1/agent_loop_tq.py:136
+    # agent_loop/loop_settings.py name_once; verl/trainer/ppo/v1/agent_loop_tq.py:136
     "loop-error": (
         "ERROR:2026-11-22 09:19:52,042:agent loop raised source=math row_id=5",
         "agent loop raised again source=math row_id=9 times=2 error=KeyError: 'x'",
@@ -126,7 +126,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "without this project",
         "  - VERL_USE_EXTERNAL_PLUGINS='none' switches mixed_agent_loop off; unset it",
     ),
-    # agent_loop/tools/limiter.py settled_limits
+    # agent_loop/calls/limiter.py settled_limits
     "limiter-not-shared": (
         "RuntimeError: mixed.rate_limit.backend=file does not reach all nodes: node 10.0.0.5 takes "
         "a lock that 10.0.0.4 holds",
@@ -384,8 +384,8 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "LIMIT ***",
         "slurmstepd: error: *** STEP 494583.0 ON node023 CANCELLED AT 2024-04-20T09:09:37 ***",
     ),
-    # github.com/vllm-project/vllm/issues/31940, /17431; agent_loop/cpu/rollout.py HFServer;
-    # agent_loop/turns/engine_client.py
+    # github.com/vllm-project/vllm/issues/31940, /17431; cpu_engine/rollout.py HFServer;
+    # agent_loop/training/verl_adapters/engine_client.py
     "engine-died": (
         "(APIServer pid=697224) ERROR 01-08 17:16:15 [serving_chat.py:1278] "
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack "
@@ -396,7 +396,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
         "proc(s): {}",
         "RuntimeError: the rollout server stopped generating: ValueError: x",
-        "agent_loop.tools.protocol.ToolUnavailable: no tokens from the rollout server: "
+        "tool_server.wire.protocol.ToolUnavailable: no tokens from the rollout server: "
         "TimeoutError: 600 s",
     ),
     # ray's _raylet.so and raylet; ray/exceptions.py:411

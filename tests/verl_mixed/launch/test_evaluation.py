@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agent_loop.evaluation.main import Job
-from agent_loop.evaluation.records import read_records
 from agent_loop.evaluation.selection import Selection
+from agent_loop.records.evaluation_records import read_records
 from config.schema import ConfigError
 from verl_mixed.launch.evaluation import Target, evaluate, evaluation_config
 from verl_mixed.launch.failure import RunFailed

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from agent_loop.training.run_folder import read_lines, write_lines
+from agent_loop.records.run_folder import read_lines, write_lines
 from config.lookup import at
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from agent_loop.cpu.models import pretrained as pretrained_model
-from agent_loop.cpu.models.pretrained import GGUF_SHA256, LAYOUT, NOTE, SMOLLM_FOLDER
 from samplers.rows.sources.demo import TRAIN_ROWS
 from verl_mixed.cli import main
+from verl_mixed.demo import pretrained as pretrained_model
+from verl_mixed.demo.pretrained import GGUF_SHA256, LAYOUT, NOTE, SMOLLM_FOLDER
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 from verl_mixed.prepare import generated_rows
 from verl_mixed.prepare.generated_rows import VALIDATION_ROWS, prepare_rows, rows_folder

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.evaluation.records import write_records
-from samplers.disk import BrokenFile
+from agent_loop.records.evaluation_records import write_records
+from config.disk import BrokenFile
 from tests.fakes.records import record
 from verl_mixed.run.evaluations import (
     named_evaluation,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.metrics.mask_audit import MaskReport
-from agent_loop.training.run_folder import write_lines
+from agent_loop.records.mask_audit import MaskReport
+from agent_loop.records.run_folder import write_lines
 from samplers.ledger import Ledger, LedgerEntry
 from tests.verl_mixed.conftest import RunEnviron
 from tests.verl_mixed.run_files import run_of

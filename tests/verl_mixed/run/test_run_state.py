@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.training.run_folder import LOCK_FILE
+from agent_loop.records.run_folder import LOCK_FILE
 from verl_mixed.run.state import Holder, RunFolder, RunHeld, changes_of_resume
 
 

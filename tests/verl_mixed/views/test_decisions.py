@@ -10,7 +10,7 @@ from samplers.audit import audit
 from samplers.ledger import Decision, Ledger, LedgerEntry, Line, read_ledger
 from samplers.mixture_plan import MixturePlan
 from tests.fakes.run_folder import write_run
-from tests.samplers.test_windows import make_plan, trained
+from tests.samplers.adaptive.test_windows import make_plan, trained
 from verl_mixed.run.state import RunFolder
 from verl_mixed.views.decisions import decided, sentences, table_of, trained_in_units
 from verl_mixed.views.mixture_rows import ratio_rows

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.evaluation.records import Record
-from agent_loop.metrics.source_metrics import validation_metrics
+from agent_loop.records.evaluation_records import Record
+from agent_loop.records.source_metrics import validation_metrics
 from tests.fakes.records import of_policy, record
 from verl_mixed.views.estimates import (
     comparison_words,

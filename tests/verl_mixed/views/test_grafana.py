@@ -16,17 +16,16 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_loop.metrics.exposition import Exposition, series_of
-from agent_loop.metrics.source_metrics import (
+from agent_loop.calls.limiter import limiter_metrics
+from agent_loop.records.exposition import Exposition, series_of
+from agent_loop.records.source_metrics import (
     TrainedTrajectory,
     eviction_metrics,
     loop_lag_metrics,
     source_metrics,
     validation_metrics,
 )
-from agent_loop.metrics.token_metrics import TokenSums, token_metrics
-from agent_loop.tools.limiter import limiter_metrics
-from agent_loop.tools.server import ServerSettings, app_runner, create_app
+from agent_loop.records.token_metrics import TokenSums, token_metrics
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Call, Rollout, Turn
 from rate_limit.file_limiter import FileRateLimiter
@@ -36,6 +35,8 @@ from tests.fakes.engine import trained_of
 from tests.fakes.records import record
 from tests.listening import listening
 from tests.verl_mixed.views.dashboard import FOLDER, PANELS, Use, uses, variables, variables_used
+from tool_server.app import app_runner, create_app
+from tool_server.settings import ServerSettings
 
 PROMETHEUS = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
 SERVER, TRAINER, RAY = ("tool_", "limiter_", "process_"), ("ray_mixed_", "ray_verl_"), ("ray_",)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from agent_loop.rewards import REWARDS, Reward, default_reward, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
-from samplers.profiles import choices_for, drawn_by_profile, profiles_for, row_ids_of
+from samplers.adaptive.profiles import choices_for, drawn_by_profile, profiles_for, row_ids_of
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
 from samplers.rows.sources import seeds
 from verl_mixed.checks.config.modes import truncation_problem

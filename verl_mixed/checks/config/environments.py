@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 from agent_loop.environments.episode import Start
-from agent_loop.tools.protocol import ToolError
 from config.environments import ENVIRONMENT_LOOP, EnvironmentEntry
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, PromptConfig, SourceConfig, ToolConfig
+from tool_server.wire.protocol import ToolError
 from verl_mixed.checks.config.data import batches, sound_files
 from verl_mixed.checks.config.tools import agents_of
 from verl_mixed.run.sections import entry_of, loop_of, section_of, sound_sources

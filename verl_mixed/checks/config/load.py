@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.tools.limiter import rate_of, reachable_per_minute
+from agent_loop.calls.limiter import rate_of, reachable_per_minute
 from cluster.placement import need_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig

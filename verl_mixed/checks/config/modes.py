@@ -10,15 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agent_loop.rewards import LOOPS_OWN
-from agent_loop.rewards.judge import JudgeOptions
-from agent_loop.tools.own_limits import OwnLimits
-from agent_loop.turns.loop_settings import (
+from agent_loop.calls.own_limits import OwnLimits
+from agent_loop.limited import own_limits_of
+from agent_loop.loop_settings import (
     ROUTE_BACKENDS,
     ROUTE_KEYS,
     STRING_STOPS,
-    own_limits_of,
 )
+from agent_loop.rewards import LOOPS_OWN
+from agent_loop.rewards.judge_options import JudgeOptions
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from config.tool_entries import differing_limits, without_secrets

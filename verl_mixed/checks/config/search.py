@@ -36,7 +36,7 @@ def own_search_problems(
     if not all(Path(file).exists() for file in files_at(config, "data.train_files")):
         return  # reported elsewhere; the corpus may be beside them
     for problem, remedy in _searching(config, data=data):
-        from agent_loop.tools.search.upstream import serper_key  # takes a quarter of a second
+        from tool_server.search.upstream import serper_key  # takes a quarter of a second
 
         if serper_key(environ) is not None:
             return

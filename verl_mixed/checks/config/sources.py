@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
+from agent_loop.calls.limiter import rate_of
 from agent_loop.rewards import default_reward, reward_for
 from agent_loop.rewards.terms import free_length
-from agent_loop.tools.limiter import rate_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
+from samplers.adaptive.controller import MILLION, Policy
+from samplers.adaptive.profiles import draws_by_profile
 from samplers.apportionment import exact_shares
-from samplers.decisions import MILLION, Policy
 from samplers.mixture_plan import MAX_STEP
 from samplers.planned import policy_of
-from samplers.profiles import draws_by_profile
 from samplers.shares import steps_without_ratio
 from verl_mixed.checks.config.algorithm import is_count
 from verl_mixed.checks.finding import Finding, warning

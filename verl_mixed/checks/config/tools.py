@@ -7,11 +7,11 @@ from typing import Any
 
 from agent_loop.toolbox.own import SPECS
 from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.tools.protocol import ToolError
 from config.gateway import GATEWAY_LOOP
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, SourceConfig, ToolConfig
 from config.tool_entries import OWN_TOOLS, ToolEntry
+from tool_server.wire.protocol import ToolError
 from verl_mixed.checks.config.data import named_agents, sound_files
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import (
@@ -119,7 +119,9 @@ def entries_of(config: Mapping[str, Any], name: str, agent: str) -> list[ToolEnt
         return tools
     entry, verls = entry_of(config, agent), dict[str, list[str]]()
     if files := [file for key in _VERLS_FILES if (file := at(config, key))]:
-        from agent_loop.toolbox.verls import tools_of_file  # imports verl, which takes seconds
+        from agent_loop.training.verl_adapters.verl_tools import (
+            tools_of_file,
+        )  # imports verl, which takes seconds
 
         verls = {file: [tool.name for tool in tools_of_file(file)] for file in files}
     loaded = [tool for names in verls.values() for tool in names]
@@ -223,7 +225,7 @@ def template_formats(tokenizer: Any) -> list[str]:
 
 def text_messages(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
     """The chat template's glue around messages after the model's."""
-    from agent_loop.turns.observation_style import codec_of
+    from agent_loop.turns.codec import codec_of
     from agent_loop.turns.tool_messages import ToolMessages
 
     codec = codec_of(tokenizer)
@@ -245,7 +247,7 @@ def _rendering(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
 def call_problem(tokenizer: Any, call_format: Any, schemas: list[dict[str, Any]]) -> str | None:
     """Why a model with this chat template cannot make native tool calls; None if it can."""
     from agent_loop.turns.call_formats import FORMATS
-    from agent_loop.turns.observation_style import codec_of
+    from agent_loop.turns.codec import codec_of
     from agent_loop.turns.tags import stop_token_ids
     from agent_loop.turns.template_format import formats_of
     from agent_loop.turns.tool_messages import CannotContinue, ToolMessages

@@ -95,7 +95,7 @@ WITH_CLIP_RATIO = ("dppo_tv", "dppo_kl")
 """Losses of verl that read `clip_ratio`. The others read `clip_ratio_low` and `clip_ratio_high`."""
 
 HF_OPTIONS = ("num_threads", "prefix_cache_mb")
-"""Keys of `engine_kwargs.hf` that agent_loop/cpu/rollout.py reads."""
+"""Keys of `engine_kwargs.hf` that cpu_engine/rollout.py reads."""
 
 _NOT_IN_V1 = "verl's V1 trainers do not have it"
 _PER_GPU = "ppo_micro_batch_size_per_gpu"

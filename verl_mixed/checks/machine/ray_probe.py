@@ -99,7 +99,7 @@ def _ask_nodes(address: str, asked: Mapping[str, Any], say: Callable[..., None])
             _share(Path(asked["shared"]), say)
         _facts_of_nodes(asked, say)
         if asked.get("locks"):
-            from agent_loop.tools.lock_probe import alive_nodes, lock_problems
+            from agent_loop.calls.lock_probe import alive_nodes, lock_problems
 
             folder = Path(asked["locks"])
             say("locks", problems=lock_problems(folder), nodes=len(alive_nodes()))

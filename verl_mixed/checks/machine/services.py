@@ -11,9 +11,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent_loop.tools.tokens import token_for
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ToolConfig
+from tool_server.wire.tokens import token_for
 from verl_mixed.checks.finding import Finding, bad, ok, warning
 from verl_mixed.checks.machine.machine import existing
 from verl_mixed.run.sections import section_of, sound_sources
@@ -118,7 +118,7 @@ def judges(config: Mapping[str, Any]) -> list[Finding]:
 
 
 def _judge(url: str, models: set[str]) -> Finding:
-    from agent_loop.rewards.judge import KEY_VARIABLE, judge_key
+    from agent_loop.rewards.judge_options import KEY_VARIABLE, judge_key
 
     key = judge_key(os.environ)
     request = urllib.request.Request(
@@ -167,7 +167,7 @@ def _server(url: str, needed: bool) -> list[Finding]:
 
 def _sandbox(kind: str, *, needed: bool) -> list[Finding]:
     """The sandbox that a tool server on this machine would choose, proven by a program."""
-    from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
+    from tool_server.sandbox import SandboxUnavailable, choose_sandbox
 
     try:
         chosen = choose_sandbox(kind)  # pyright: ignore[reportArgumentType]: it names a wrong one

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_loop.tools.limiter import state_path
+from agent_loop.calls.limiter import state_path
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from verl_mixed.checks.finding import Finding, bad, ok, warning

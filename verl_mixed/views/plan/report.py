@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from agent_loop.calls.limiter import rate_of, reachable_per_minute
 from agent_loop.rewards import default_reward, runs_programs
-from agent_loop.tools.limiter import rate_of, reachable_per_minute
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
 from samplers.mixture_plan import MixturePlan

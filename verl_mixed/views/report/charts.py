@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agent_loop.training.run_folder import write_text
+from agent_loop.records.run_folder import write_text
 from verl_mixed.run.user_cache import user_cache
 from verl_mixed.views.report.text import plain
 from verl_mixed.views.summary import Points, in_buckets

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_loop.training.run_folder import write_text
-from samplers.disk import write_whole
+from agent_loop.records.run_folder import write_text
+from config.disk import write_whole
 from verl_mixed.run.state import RunFolder
 from verl_mixed.views.report.charts import image
 from verl_mixed.views.report.mixture import mixture_verdict

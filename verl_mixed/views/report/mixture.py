@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from samplers.decisions import MILLION
+from samplers.adaptive.controller import MILLION
 from verl_mixed.views.decisions import UNITS, decided, sentences, table_of, trained_in_units
 from verl_mixed.views.mixture_rows import RatioRow, evictions, missing_steps
 from verl_mixed.views.report.charts import Curve, Panel

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agent_loop.training.run_folder import read_metrics
+from agent_loop.records.run_folder import read_metrics
 from config.lookup import flatten
 from samplers.ledger import Line as LedgerLine
 from samplers.ledger import PlanStart, read_ledger

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_loop.metrics.mask_audit import session_problems
-from agent_loop.training.run_folder import trajectory_files
+from agent_loop.records.mask_audit import session_problems
+from agent_loop.records.run_folder import trajectory_files
 from verl_mixed.views.viewer.database import has_words, open_database
 from verl_mixed.views.viewer.filters import Filter, bare, words_of
 from verl_mixed.views.viewer.records import IndexEntry, Kind, Record, read_line

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.records.mask_audit import mask_problems
 from verl_mixed.views.viewer.index import OUTCOMES, Index
 from verl_mixed.views.viewer.records import Record
 from verl_mixed.views.viewer.tokens import Decode, token_texts

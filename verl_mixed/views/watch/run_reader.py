@@ -8,11 +8,11 @@ from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
 
+from config.disk import BrokenFile
 from config.lookup import at
 from config.schema import ConfigError
 from rate_limit.snapshot import Snapshot
 from rate_limit.stats import snapshot_of
-from samplers.disk import BrokenFile
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.evaluations import validations_of
 from verl_mixed.run.state import RunFolder, RunHeld

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from agent_loop.training.run_folder import metrics_line
+from agent_loop.records.run_folder import metrics_line
 from verl_mixed.diagnose.log_line import clean_line
 from verl_mixed.run.text import clock, printable
 from verl_mixed.views.progress import Line

@@ -7,8 +7,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from agent_loop.training.run_folder import write_lines
-from agent_loop.turns.record import record_of
+from agent_loop.records.run_folder import write_lines
+from agent_loop.records.trajectory_record import record_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Call, Rollout, Turn
 from tests.fakes.real_tokenizers import real_tokenizer

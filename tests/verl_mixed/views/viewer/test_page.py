@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agent_loop.training.run_folder import write_text
+from agent_loop.records.run_folder import write_text
 from agent_loop.turns.turn_loop import Call
 from tests.browser import Page, open_page
 from tests.verl_mixed.views.viewer.conftest import Serve

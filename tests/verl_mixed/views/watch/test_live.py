@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_loop.training.run_folder import MetricsFile
+from agent_loop.records.run_folder import MetricsFile
 from tests.verl_mixed.run_files import add_line, metrics_line, run_of
 from verl_mixed.views.watch.live import PlainView, TableView, drawing, is_redrawn, view_on
 from verl_mixed.views.watch.run_reader import Phase, RunReader, State

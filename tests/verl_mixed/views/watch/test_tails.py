@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.training.run_folder import MetricsFile, read_lines, write_lines
+from agent_loop.records.run_folder import MetricsFile, read_lines, write_lines
 from agent_loop.watchdog import Watchdog
 from tests.verl_mixed.run_files import add_line, metrics_line
 from verl_mixed.views.watch.board import board_of

@@ -1,0 +1,129 @@
+"""A route of tool calls: which program answers them, and the limits that they have of their own.
+
+`ToolClient` sends every call on a route. Its default route goes to the tool servers over HTTP. The
+other tools of a run (Python functions, MCP servers, verl's tools, a judge) have routes of their
+own, so that their calls pass the same limiter, slots, deadline, retries and cache.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from agent_loop.calls.servers import Server, Servers
+from tool_server.wire.protocol import ToolCall, ToolResult
+
+
+class Limiter(Protocol):
+    """The methods of a rate limiter that a client calls."""
+
+    async def acquire_async(
+        self, n: int = 1, timeout_s: float | None = None, source: str = ""
+    ) -> float: ...
+
+    async def penalise_async(self, retry_after_s: float = 0.0) -> None: ...
+
+
+class Slots(Protocol):
+    """The method of a concurrency limit that a client calls."""
+
+    def hold_async(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[object]: ...
+
+
+Post = Callable[[ToolCall, Server], Awaitable[ToolResult]]
+"""One attempt of a call. It raises `RequestFailed` if another attempt may succeed, `ToolRejected`
+for a mistake of the model, and `ToolUnavailable` for a fault that another attempt would meet too.
+It is cancelled at the deadline of the call."""
+
+
+class RequestFailed(Exception):
+    """A failed attempt of a call; another attempt may succeed.
+
+    Args:
+        reason: what went wrong.
+        retry_after_s: pause that the server asks for.
+        is_overload: the server has too many requests.
+        was_executed: whether the server may have executed the call.
+        blames_server: whether the failure counts for the server's breaker.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        retry_after_s: float | None = None,
+        *,
+        is_overload: bool = False,
+        was_executed: bool = True,
+        blames_server: bool = True,
+    ) -> None:
+        # A lone surrogate (half a character) cannot be written to JSON or to a log.
+        super().__init__(reason.encode(errors="replace").decode())
+        self.retry_after_s, self.is_overload = retry_after_s, is_overload
+        self.was_executed, self.blames_server = was_executed, blames_server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How calls of a tool are answered."""
+
+    servers: Servers
+    post: Post
+    timeout_s: float
+    """Seconds for one call, with its waits, attempts and pauses."""
+
+    max_retries: int
+    """Attempts after the first one."""
+
+    limiter: Limiter | None = None
+    """A rate limit of the tool's own; calls pass the run's limit too."""
+
+    slots: Slots | None = None
+    """Most calls of the tool at once; calls need a slot of the run too."""
+
+    caches: bool | None = None
+    """Whether equal calls may share a result. None: searches, calculations and deterministic
+    programs may."""
+
+    key: str = ""
+    """Tells the route's calls apart from equal calls of another route, in the cache."""
+
+    advice: str = "is the server up, and the rate limit high enough?"
+    """What to look at if no answer comes in time."""
+
+    @property
+    def is_http(self) -> bool:
+        """Whether the tool servers answer; their overload slows down all callers."""
+        return not self.key
+
+    def limited(self, **changes: Any) -> "Route":
+        """The route with other limits; a value of None keeps this route's."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        return replace(self, **given)
+
+
+def local_route(
+    name: str,
+    post: Post,
+    *,
+    key: str,
+    timeout_s: float,
+    clock: Callable[[], float],
+    max_retries: int = 0,
+    caches: bool = False,
+    advice: str = "",
+) -> Route:
+    """The route of a tool that is not behind the tool servers.
+
+    Args:
+        name: of the tool's server in messages.
+        key: of the cache, which changes when the tool's answers may change.
+    """
+    return Route(
+        servers=Servers([name], timeout_s, clock),
+        post=post,
+        timeout_s=timeout_s,
+        max_retries=max_retries,
+        caches=caches,
+        key=key,
+        advice=advice or "raise its timeout, or look into the log of the tool",
+    )

@@ -1,0 +1,177 @@
+"""Settings of agent loops, and state that all trajectories of a process share.
+
+Read from the run config once per process. Of verl only the keys of its config are used.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from agent_loop.calls.loop_throttle import LoopThrottle
+from agent_loop.loop_lag import LoopLag
+from agent_loop.rewards import LOOPS_OWN, Reward, default_reward, reward_for
+from agent_loop.rewards.custom import LoopReward
+from agent_loop.rewards.terms import with_terms
+from agent_loop.turns.turn_loop import Budget
+from agent_loop.watchdog import Watchdog
+from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
+
+logger = logging.getLogger(__name__)
+
+STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu", "openai"})
+"""Backends that can stop at a string. vLLM needs a tokenizer for that, with which verl starts it
+(workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1)."""
+
+STARTS_PER_PASS = 4
+"""Trajectories that start in one pass of the event loop. A start renders a prompt and takes some
+milliseconds; all trajectories of a step at once would stop the loop for seconds."""
+
+ROUTE_BACKENDS = frozenset({"vllm", "sglang"})
+"""Backends that return the experts which they chose for each token."""
+
+ROUTE_KEYS = ("num_hidden_layers", "num_experts_per_tok")
+"""Keys of a model's config: layers and experts of a token, the shape of the engine's routes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """The part of the run config that agent loops read, and their shared state."""
+
+    mixed: MixedConfig
+    tools: ToolConfig
+    budget: Budget
+    """Limits of sources that have none of their own."""
+
+    max_actions: int
+    """Actions that one turn may ask for."""
+
+    backend: str
+    """verl's name of the rollout backend."""
+
+    sampling: Mapping[str, float]
+    """Temperature and top_p of training, for sources that have none of their own."""
+
+    watchdog: Watchdog
+    call_format: str | None = None
+    """verl's name of the format of native tool calls (`multi_turn.format`)."""
+
+    lag: LoopLag = field(default_factory=LoopLag)
+    """Lag of this process's event loop."""
+
+    starts: LoopThrottle = field(default_factory=lambda: LoopThrottle(STARTS_PER_PASS))
+    """Trajectories pass it when they start."""
+
+    error_counts: Counter[str] = field(default_factory=Counter)
+    """Kind of an error in a loop -> how often it occurred."""
+
+    def budget_of(self, source: str, step_deadline: float | None = None) -> Budget:
+        """Limits of one trajectory of a source. The deadline of its step is on `time.monotonic`."""
+        budget = self.budget
+        if step_deadline is not None:
+            left_s = max(0.0, step_deadline - time.monotonic())
+            if left_s < budget.timeout_s:
+                budget = replace(budget, timeout_s=left_s, timeout_name="step_s")
+        own = self.mixed.sources.get(source)
+        if own is None:
+            return budget
+        length = own.max_response_length or budget.response_length
+        return replace(
+            budget,
+            max_turns=own.max_turns or budget.max_turns,
+            response_length=min(length, budget.response_length),
+        )
+
+    def sampling_of(self, source: str, given: dict[str, Any]) -> dict[str, Any]:
+        """verl's sampling parameters, with the source's own values; validation's stay."""
+        own = self.mixed.sources.get(source)
+        changed = {
+            name: getattr(own, name)
+            for name, common in self.sampling.items()
+            if own is not None and getattr(own, name) is not None and given.get(name) == common
+        }
+        return {**given, **changed}
+
+    def observation_style_of(self, source: str) -> str:
+        """`inline` or `chat`."""
+        own = self.mixed.sources.get(source)
+        return (own and own.observation_style) or self.mixed.turns.observation_style
+
+    def on_truncated_of(self, source: str) -> str:
+        """`train` or `mask`."""
+        own = self.mixed.sources.get(source)
+        return (own and own.on_truncated) or self.mixed.on_truncated
+
+    def reward_name_of(self, source: str) -> str:
+        own = self.mixed.sources.get(source)
+        return (own and own.reward) or default_reward(source, own and own.kind)
+
+    def reward_of(self, source: str, verdict: Mapping[str, Any] | None = None) -> Reward:
+        """The source's reward, with its options and terms; see `reward_for` for errors.
+
+        A loop's own `verdict` is the reward if the source names none, or `loop`. If the source
+        names another, that one is the reward, and the verdict is recorded beside it.
+        """
+        own, name = self.mixed.sources.get(source), self.reward_name_of(source)
+        reward = reward_for(name, own.reward_options if own is not None else {})
+        if verdict is not None:
+            named = reward if own is not None and own.reward not in (None, LOOPS_OWN) else None
+            reward = LoopReward(verdict=verdict, named=named)
+        return reward if own is None else with_terms(reward, own.reward_terms)
+
+    def log_loop_error(self, source: str, row_id: str, error: str, trace: str) -> None:
+        """Log the first error of a kind with its traceback; later the 2nd, 4th, 8th and so on."""
+        kind = f"{source} {error.split(':')[0]} {trace.splitlines()[-3:-2]}"
+        self.error_counts[kind] += 1
+        count = self.error_counts[kind]
+        if count == 1:
+            logger.error("agent loop raised source=%s row_id=%s\n%s", source, row_id, trace)
+        elif count & (count - 1) == 0:
+            logger.error(
+                "agent loop raised again source=%s row_id=%s times=%d error=%s",
+                *(source, row_id, count, error),
+            )
+
+
+# The config is kept too: otherwise a new object could get the id of a deleted one.
+_settings: dict[int, tuple[DictConfig, LoopSettings]] = {}
+
+
+def settings_of(config: DictConfig) -> LoopSettings:
+    """The settings of a run config, which are read once in a process.
+
+    Raises:
+        ConfigError: `mixed` or `tool_config` has a mistake.
+    """
+    if id(config) not in _settings:
+        _settings[id(config)] = config, _read(config)
+    return _settings[id(config)][1]
+
+
+def _read(config: DictConfig) -> LoopSettings:
+    rollout = config.actor_rollout_ref.rollout
+    mixed_values = OmegaConf.to_container(config.mixed, resolve=True)
+    tool_values = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
+    mixed = load_section(MixedConfig, mixed_values, "mixed")
+    multi_turn, deadlines = rollout.multi_turn, mixed.deadlines
+    return LoopSettings(
+        mixed=mixed,
+        tools=load_section(ToolConfig, tool_values, TOOL_CONFIG),
+        budget=Budget(
+            max_turns=multi_turn.max_assistant_turns,
+            response_length=rollout.response_length,
+            max_turn_length=multi_turn.max_turn_length,
+            timeout_s=deadlines.trajectory_s,
+            turn_timeout_s=deadlines.turn_s,
+            answer_reserve=mixed.turns.answer_reserve,
+        ),
+        max_actions=multi_turn.max_parallel_calls,
+        call_format=multi_turn.get("format"),
+        backend=rollout.name,
+        sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
+        watchdog=Watchdog(deadlines.stuck_after_s),
+    )

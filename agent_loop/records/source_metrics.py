@@ -1,0 +1,319 @@
+"""Metrics per source from a step's trajectories. Pure.
+
+A mean over all sources hides which source improved, so every metric here belongs to one source.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_loop.records.evaluation_records import Record
+from agent_loop.records.intervals import half_width95
+from agent_loop.records.statistics import results_of
+from agent_loop.turns.trajectory import TRUNCATED, StopReason
+from samplers.uid import session_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTrajectory:
+    """One row of a trained batch, or a session of several: facts, no tokens and no texts."""
+
+    key: str
+    """verl's key, `<uid>_<session>_<index>`."""
+
+    uid: str
+    draw: int
+    """Number of prompts of its source that were drawn before its own."""
+
+    source: str
+    row_id: str
+    reward: float
+    acc: float
+    prompt_tokens: int
+    response_tokens: int
+    trained_tokens: int
+    """Tokens of the response with mask 1."""
+
+    record: dict[str, Any]
+    """`record.facts_of`, and `reward_parts`."""
+
+    rows: int = 1
+
+    causes: tuple[str, ...] = ()
+    """Why its rows began (`Rollout.cause`), of a session of several rows."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a fault or a deadline ended it, so that it is not trained and in no baseline."""
+        return self.record["fault"] is not None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its reward counts: it is not lost and has a sampled token. It is also in its
+        group's baseline, unless it is masked because it was truncated."""
+        return not self.is_lost and any(turn["tokens"] for turn in self.record["turns"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryTokens:
+    """Tokens and texts of one trajectory of a trained batch, read for those that need them."""
+
+    prompt_ids: NDArray[np.int32]  # (P,)
+    response_ids: NDArray[np.int32]  # (T,)
+    response_mask: NDArray[np.int8]  # (T,)
+    log_probs: NDArray[np.float32]  # (T,)
+    texts: Mapping[str, Any]
+    """`record.texts_of`."""
+
+
+def _mean(values: Iterable[float]) -> float:
+    collected = list(values)
+    return float(np.mean(collected)) if collected else 0.0
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return float(np.percentile(values, percent)) if values else 0.0
+
+
+def sessions_of(rows: Iterable[TrainedTrajectory]) -> list[TrainedTrajectory]:
+    """The sessions of some rows, in the order of their first rows.
+
+    A session of several rows has the sums of their tokens, all their turns and calls, and the
+    prompt of its first row. Its verdict is the same in each row.
+    """
+    sessions: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for row in rows:
+        sessions[session_of(row.key)].append(row)
+    return [own[0] if len(own) == 1 else _joined(own) for own in sessions.values()]
+
+
+def _joined(rows: Sequence[TrainedTrajectory]) -> TrainedTrajectory:
+    of_all = {
+        name: [each for row in rows for each in row.record[name]] for name in ("turns", "calls")
+    }
+    return replace(
+        rows[0],
+        response_tokens=sum(row.response_tokens for row in rows),
+        trained_tokens=sum(row.trained_tokens for row in rows),
+        record={**rows[0].record, **of_all},
+        rows=len(rows),
+        causes=tuple(row.record.get("cause", "") for row in rows),
+    )
+
+
+def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[TrainedTrajectory]]:
+    """uid -> the trajectories of its group, in the order of first appearance."""
+    groups: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.uid].append(trajectory)
+    return groups
+
+
+def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """`mixed/<source>/...` for every source of one step, and `mixed/tools/<tool>/...`, from its
+    sessions; the table is in docs/mixture.md."""
+    by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        by_source[trajectory.source].append(trajectory)
+    metrics: dict[str, float] = {}
+    for source, own in sorted(by_source.items()):
+        values = _of_groups(own) | _of_trajectories(own) | _of_calls(own)
+        metrics.update({f"mixed/{source}/{name}": value for name, value in values.items()})
+        metrics.update(_of_tools(f"mixed/{source}/tools", own))
+    return metrics | _of_tools("mixed/tools", trajectories)
+
+
+def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    groups = [[t for t in group if t.is_judged] for group in groups_of(own).values()]
+    judged = [group for group in groups if group]
+    # The interval over group means, because only groups are independent samples.
+    half = half_width95([_mean(t.reward for t in group) for group in judged])
+    metrics = {} if half is None else {"reward/ci95": half}
+    if judged:
+        metrics["solved_all"] = _mean(all(t.acc >= 1 for t in group) for group in judged)
+        metrics["solved_none"] = _mean(not any(t.acc >= 1 for t in group) for group in judged)
+    return metrics | {
+        "count": float(len(groups)),
+        "judged": float(len(judged)),
+        "zero_variance": _mean(
+            len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
+        ),
+        "too_small": _mean(len(group) < 2 for group in groups),
+    }
+
+
+def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    tokens = sum(t.response_tokens for t in own)
+    reasons = Counter(t.record["stop_reason"] for t in own)
+    raised = sum(t.record["loop_error"] is not None for t in own)
+    lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
+    return (
+        _of_verdicts([t for t in own if t.is_judged])
+        | _of_prefixes(own)
+        | {
+            "trajectories": float(len(own)),
+            "rows/mean": _mean(t.rows for t in own),
+            "turns/mean": _mean(len(t.record["turns"]) for t in own),
+            "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
+            "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),
+            "prompt_length/mean": _mean(t.prompt_tokens for t in own),
+            "response_length/mean": tokens / len(own),
+            "response_length/max": float(max(t.response_tokens for t in own)),
+            "masked_fraction": 1 - sum(t.trained_tokens for t in own) / max(1, tokens),
+            "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
+            "loop_error_rate": raised / len(own),
+            "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
+            "truncated_rate": sum(reasons[reason] for reason in TRUNCATED) / len(own),
+            **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
+        }
+    )
+
+
+def _of_prefixes(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """How much of the prompts of an agent's requests earlier requests of its session had; and for
+    each cause, the rows a session that began for it."""
+    read = [x for t in own for x in t.record["turns"] if x.get("read_tokens")]
+    causes = Counter(cause for t in own for cause in t.causes if cause)
+    reused = sum(turn["reused_tokens"] for turn in read)
+    share = {"prefix_reused": reused / sum(turn["read_tokens"] for turn in read)} if read else {}
+    return share | {
+        f"rows/{cause.replace(' ', '_')}": count / len(own) for cause, count in causes.items()
+    }
+
+
+def _of_verdicts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    if not judged:
+        return {}
+    return _of_rewards([t.reward for t in judged]) | {
+        "pass_rate": _mean(t.acc >= 1 for t in judged),
+        **{f"reward_parts/{name}": mean for name, mean in _of_parts(judged).items()},
+    }
+
+
+def _of_rewards(rewards: Sequence[float]) -> dict[str, float]:
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/std": float(np.std(rewards)),
+        "reward/min": float(min(rewards)),
+        "reward/max": float(max(rewards)),
+    }
+
+
+def _of_parts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """Part of the reward -> its mean over the trajectories that have it."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for trajectory in judged:
+        for name, value in trajectory.record.get("reward_parts", {}).items():
+            if name not in ("infra_error", "loop_error"):  # these are no parts of a reward
+                parts[name].append(value)
+    return {name: _mean(values) for name, values in sorted(parts.items())}
+
+
+def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    calls = [call for t in own for call in t.record["calls"]]
+    latencies = [call["latency_s"] for call in calls if call["tool"] or call["status"] == "ok"]
+    return {
+        "tool_calls/mean": len(calls) / len(own),
+        "tool_error_rate": sum(c["status"] == "rejected" for c in calls) / max(1, len(calls)),
+        "tool_latency_s/p50": _percentile(latencies, 50),
+        "tool_latency_s/p95": _percentile(latencies, 95),
+        "tool_cache_hit_rate": _mean(
+            call.get("attempts") == 0 for call in calls if call["status"] == "ok"
+        ),
+        "limiter_wait_s/mean": _mean(call["limiter_wait_s"] for call in calls),
+    }
+
+
+def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """The metrics per tool; latencies are those of results that came from a server."""
+    by_tool: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for call in (call for t in own for call in t.record["calls"]):
+        if call["tool"]:
+            by_tool[call["tool"]].append(call)
+    metrics: dict[str, float] = {}
+    for tool, calls in sorted(by_tool.items()):
+        latencies = [call["latency_s"] for call in calls if call["attempts"]]
+        metrics[f"{prefix}/{tool}/calls"] = float(len(calls))
+        metrics[f"{prefix}/{tool}/error_rate"] = _mean(call["status"] != "ok" for call in calls)
+        if latencies:
+            metrics[f"{prefix}/{tool}/latency_s/p50"] = _percentile(latencies, 50)
+            metrics[f"{prefix}/{tool}/latency_s/p95"] = _percentile(latencies, 95)
+    return metrics
+
+
+def staleness_metrics(trajectories: Sequence[TrainedTrajectory], current: int) -> dict[str, float]:
+    """`mixed/<source>/staleness/{mean,max}`: weight versions between sampling and training.
+
+    Counted over the trained tokens. All tokens of a turn count as sampled by its oldest weights.
+
+    Args:
+        current: version of the weights that are about to be updated.
+    """
+    lags: defaultdict[str, Counter[int]] = defaultdict(Counter)  # source -> lag -> tokens
+    for trajectory in trajectories:
+        if trajectory.trained_tokens:
+            for turn in trajectory.record["turns"]:
+                # A checkpoint of release 1.0.0 may hold trajectories without versions of turns.
+                if turn["tokens"] and (oldest := turn.get("min_global_steps")) is not None:
+                    lags[trajectory.source][current - oldest] += turn["tokens"]
+    metrics: dict[str, float] = {}
+    for source, tokens in sorted(lags.items()):
+        mean = sum(lag * count for lag, count in tokens.items()) / tokens.total()
+        metrics[f"mixed/{source}/staleness/mean"] = mean
+        metrics[f"mixed/{source}/staleness/max"] = float(max(tokens))
+    return metrics
+
+
+def loop_lag_metrics(trajectories: Iterable[TrainedTrajectory]) -> dict[str, float]:
+    """`mixed/loop_lag_s/p99`: how late event loops of agent loop workers ran, in seconds.
+
+    Each trajectory has the 99th percentile of its worker's lag while it ran; the metric is the 99th
+    percentile of these. Trajectories of a checkpoint of release 1.0.0 have none.
+    """
+    lags = [t.record["loop_lag_s"] for t in trajectories if "loop_lag_s" in t.record]
+    return {"mixed/loop_lag_s/p99": _percentile(lags, 99)} if lags else {}
+
+
+def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """`mixed/<source>/evicted/<outcome>`: replaced prompts; a missing metric means 0.
+
+    The prompts of the step are given as (source, outcome), with the outcomes of the ledger.
+    """
+    counts = Counter(pair for pair in prompts if pair[1] not in ("trained", "unfinished"))
+    return {
+        f"mixed/{source}/evicted/{outcome}": float(count)
+        for (source, outcome), count in sorted(counts.items())
+    }
+
+
+def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, int]:
+    """source -> trained groups."""
+    return dict(Counter(group[0].source for group in groups_of(trajectories).values()))
+
+
+def ratio_error(planned: Mapping[str, int], trained: Mapping[str, int]) -> int:
+    """The largest difference between planned and trained prompts of a source."""
+    return max(abs(planned.get(s, 0) - trained.get(s, 0)) for s in planned.keys() | trained.keys())
+
+
+def validation_metrics(records: Sequence[Record]) -> dict[str, float]:
+    """`mixed/<source>/val/...` of one validation; a lost trajectory does not count as a failed one.
+
+    It counts only in `infra_error_rate`. A source whose trajectories were all lost has no reward
+    and no pass rate.
+    """
+    metrics: dict[str, float] = {}
+    for source, result in results_of(records).items():
+        judged = [each.reward for each in records if each.source == source and not each.lost]
+        values: dict[str, float] = {}
+        if result.reward is not None:
+            values = _of_rewards(judged) | {"reward/mean": result.reward.mean}
+            values["pass_rate"] = result.pass_at[1].mean
+        values["count"] = float(result.trajectories)
+        values["infra_error_rate"] = result.lost / (result.lost + result.trajectories)
+        metrics.update({f"mixed/{source}/val/{name}": value for name, value in values.items()})
+    return metrics

@@ -1,0 +1,119 @@
+"""Rewards by name. A reward sees the model's text, the number of tool calls and the ground truth,
+and no tool output.
+
+Every reward returns `score`, which is trained; `acc`, which is 1 if the prompt counts as solved;
+`format`, which is 1 if an answer was given; and its own parts, each of which becomes a metric.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from agent_loop.rewards.attempt import Attempt, Reward
+from agent_loop.rewards.code import CodeOptions, CodeReward
+from agent_loop.rewards.custom import LoopReward, custom_reward, split_path
+from agent_loop.rewards.exact import ExactReward
+from agent_loop.rewards.judge import judge_reward
+from agent_loop.rewards.math import MathReward
+from agent_loop.rewards.qa import QAReward
+from agent_loop.rewards.reasoning_gym import ReasoningReward, missing_package
+from config.schema import LOOPS_OWN, load_section
+
+_Maker = Callable[[str, Mapping[str, Any]], Reward]
+
+
+def _code(name: str, options: Mapping[str, Any]) -> Reward:
+    section = load_section(CodeOptions, dict(options), "reward_options")
+    return CodeReward(name=name, options=section)
+
+
+def _plain(make: Callable[..., Reward], **settings: Any) -> _Maker:
+
+    def made(name: str, options: Mapping[str, Any]) -> Reward:
+        if options:
+            raise ValueError(
+                f"reward_options={sorted(options)} of reward={name!r}: it has no options; remove "
+                "them"
+            )
+        return make(name=name, **settings)
+
+    return made
+
+
+def _reasoning(name: str, options: Mapping[str, Any]) -> Reward:
+    if missing := missing_package():
+        raise ValueError(f"reward={name!r}: {missing}")
+    return _plain(ReasoningReward)(name, options)
+
+
+_MAKERS: dict[str, _Maker] = {
+    LOOPS_OWN: _plain(LoopReward),
+    "code": _code,
+    "qa": _plain(QAReward),
+    "qa_f1": _plain(QAReward, by_f1=True),
+    "math": _plain(MathReward),
+    "exact_match": _plain(ExactReward),
+    "judge": judge_reward,
+    "reasoning_gym": _reasoning,
+    # AgentFly's names
+    "code_reward": _code,
+    "qa_em_reward": _plain(QAReward),
+    "qa_f1_reward": _plain(QAReward, by_f1=True),
+    "math_reward": _plain(MathReward),
+    "math_reward_format": _plain(MathReward, format_weight=0.1),
+    "math_reward_tool": _plain(MathReward, format_weight=0.1, asks_for_call=True),
+    "math_reward_string_equal": _plain(MathReward, by_text=True),
+    "exact_match_reward": _plain(ExactReward),
+}
+
+REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS.keys() - {LOOPS_OWN}))
+"""Rewards that judge answers, by name; `path/to/file.py:function` names a user's own."""
+
+_BY_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
+_BY_KIND = {"reasoning_gym": "reasoning_gym", "seeds": LOOPS_OWN}
+
+
+def reward_for(name: str, options: Mapping[str, Any] | None = None) -> Reward:
+    """The reward with this name and these `reward_options`; the process has one instance.
+
+    Raises:
+        ValueError: there is no such reward or file, it cannot be loaded, or an option is wrong.
+    """
+    return _reward_for(name, json.dumps(options or {}, sort_keys=True))
+
+
+@lru_cache(256)
+def _reward_for(name: str, options: str) -> Reward:
+    if split_path(name) is not None:
+        return custom_reward(name, json.loads(options))
+    if name not in _MAKERS:
+        raise ValueError(
+            f"unknown reward={name!r}: choose one of {', '.join(REWARDS)}, name a function as "
+            f"path/to/file.py:function, or {LOOPS_OWN} if the agent loop computes the reward; set "
+            "mixed.sources.<source>.reward"
+        )
+    return _MAKERS[name](name, json.loads(options))
+
+
+def default_reward(source: str, kind: str | None = None) -> str:
+    """The reward of a source that names none: that of the kind that makes its rows, else the one
+    with the source's name, else exact match."""
+    return _BY_KIND.get(kind or "") or _BY_SOURCE.get(source, "exact_match")
+
+
+def runs_programs(name: str) -> bool:
+    """Whether a reward makes tool calls, one for each hidden test."""
+    return _MAKERS.get(name) is _code
+
+
+__all__ = [
+    "LOOPS_OWN",
+    "REWARDS",
+    "Attempt",
+    "Reward",
+    "default_reward",
+    "reward_for",
+    "runs_programs",
+    "split_path",
+]

@@ -1,0 +1,184 @@
+"""Passage search: `POST /retrieve` in Search-R1's protocol, `POST /search` in Serper's.
+
+The results come from an index of this server or from another search engine; their form is the same.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+from tool_server.http import (
+    RequestSlots,
+    body_of,
+    fingerprint_of,
+    json_answer,
+    json_error,
+)
+from tool_server.search import PassageIndex
+from tool_server.search.upstream import SearchHit, UpstreamFault, upstream_of
+from tool_server.settings import ServerSettings
+from tool_server.wire.protocol import NOT_EXECUTED
+
+TOPK = 3
+"""Results per query if the request names no number; the default of Search-R1's server."""
+
+NO_ENGINE = (
+    "the server has no corpus: start it with --corpus FILE, with --search-upstream URL, or with "
+    "SERPER_API_KEY"
+)
+
+QUERIES_PER_JOB = 32
+"""Queries of a request that one thread searches before it takes another request's queries."""
+
+
+class RetrieveRequest(BaseModel):
+    """Search-R1's request, with the queries of a whole batch."""
+
+    queries: list[str] = Field(max_length=8192)
+    topk: int | None = Field(default=None, ge=0, le=1000)
+    """Results per query; None and 0 mean `TOPK`."""
+
+    return_scores: bool = False
+
+
+class SearchRequest(BaseModel):
+    """Serper's request; other fields are ignored."""
+
+    q: str
+    num: int = Field(default=10, ge=1, le=1000)
+
+
+class Retrieve:
+    """The tool for passage search, with an index or another engine; without either it answers 503.
+
+    Raises:
+        FileNotFoundError, ValueError: the corpus cannot be indexed or the index opened; the
+            engine's URL is wrong or its key missing.
+    """
+
+    name = "retrieve"
+
+    def __init__(self, settings: ServerSettings) -> None:
+        path, url = settings.corpus_path, settings.search_upstream
+        self.index = None if path is None else PassageIndex.of(path)
+        self.upstream = None
+        if url is not None:
+            self.upstream = upstream_of(
+                url,
+                settings.search_upstream_kind,
+                timeout_s=settings.search_timeout_s,
+                connections=settings.search_connections,
+            )
+        self.fault = "" if path or url else NO_ENGINE
+        corpus = self.index.manifest.corpus if self.index else None
+        self.fingerprint = fingerprint_of(
+            "retrieve",
+            # not the name and time of the corpus file, because a copy has the same passages
+            (corpus.sha256, corpus.limit, self.index.size) if self.index and corpus else None,
+            metadata.version("tantivy"),
+            self.upstream.name if self.upstream else None,
+            TOPK,
+        )
+        count = settings.search_workers if url is None else settings.search_connections
+        self.slots = RequestSlots(count, settings.queue_length)
+        self._threads = ThreadPoolExecutor(settings.search_workers, thread_name_prefix="search")
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_post("/retrieve", self._retrieve)
+        router.add_post("/search", self._search)
+
+    def health(self) -> dict[str, Any]:
+        engine = None if self.index is None else "index"
+        return {
+            "search": self.upstream.name if self.upstream else engine,
+            "passages": self.index.size if self.index else 0,
+        }
+
+    async def start(self) -> None:
+        if self.upstream is not None:
+            await self.upstream.open()
+
+    async def close(self) -> None:
+        if self.upstream is not None:
+            await self.upstream.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _retrieve(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, RetrieveRequest)
+        hits = await self._hits(asked.queries, asked.topk or TOPK)
+        return json_answer(retrieve_answer(hits, asked.return_scores))
+
+    async def _search(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, SearchRequest)
+        (hits,) = await self._hits([asked.q], asked.num)
+        return json_answer(serper_answer(asked.q, hits))
+
+    async def _hits(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+        if self.fault:
+            raise json_error(web.HTTPServiceUnavailable, self.fault, NOT_EXECUTED)
+        if not queries:
+            return []
+        async with self.slots.hold():
+            if self.upstream is None:
+                return await self._in_threads(queries, topk)
+            try:
+                return await self.upstream.search(queries, topk)
+            except UpstreamFault as fault:
+                raise _refusal(fault) from fault
+
+    async def _in_threads(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+        """Search the index in threads; tantivy releases the GIL while it searches."""
+        assert self.index is not None
+        loop = asyncio.get_running_loop()
+        jobs = [
+            loop.run_in_executor(
+                self._threads, hits_of_index, self.index, queries[i : i + QUERIES_PER_JOB], topk
+            )
+            for i in range(0, len(queries), QUERIES_PER_JOB)
+        ]
+        return [hits for job in await asyncio.gather(*jobs) for hits in job]
+
+
+def retrieve_answer(hits: Sequence[Sequence[SearchHit]], return_scores: bool) -> dict[str, Any]:
+    """The answer of `POST /retrieve`: a list of passages for each query."""
+    if return_scores:
+        return {
+            "result": [[{"document": f.document, "score": f.score} for f in own] for own in hits]
+        }
+    return {"result": [[f.document for f in own] for own in hits]}
+
+
+def serper_answer(query: str, hits: Sequence[SearchHit]) -> dict[str, Any]:
+    """The answer of `POST /search`; the first line of a passage becomes the title of a page."""
+    pages = []
+    for position, one in enumerate(hits, start=1):
+        title, _, text = one.document["contents"].partition("\n")
+        page = {"title": title.strip('"'), "link": str(one.document.get("id", ""))}
+        pages.append(page | {"snippet": text or title, "position": position})
+    return {"searchParameters": {"q": query, "type": "search"}, "organic": pages}
+
+
+def hits_of_index(index: PassageIndex, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+    """The best passages for each query."""
+    return [
+        [
+            SearchHit(document={"id": p.id, "contents": p.contents}, score=p.score)
+            for p in index.search(query, topk)
+        ]
+        for query in queries
+    ]
+
+
+def _refusal(fault: UpstreamFault) -> web.HTTPException:
+    kinds = {
+        429: web.HTTPTooManyRequests,
+        503: web.HTTPServiceUnavailable,
+        504: web.HTTPGatewayTimeout,
+    }
+    wait = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
+    return json_error(kinds.get(fault.status, web.HTTPBadGateway), str(fault), wait)

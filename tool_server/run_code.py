@@ -1,0 +1,458 @@
+"""Program execution in SandboxFusion's protocol: `POST /run_code`, `/run_jupyter`, `/submit`.
+
+An extension: a request to `/run_code` with a `session` runs in an interpreter that keeps its state
+until `POST /end_session`.
+"""
+
+import asyncio
+import base64
+import binascii
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+from config.compat import gather_all
+from tool_server.http import (
+    RequestSlots,
+    bad_request,
+    body_of,
+    fingerprint_of,
+    json_answer,
+    json_error,
+)
+from tool_server.sandbox import (
+    WALL_FACTOR,
+    CellResult,
+    Limits,
+    NotSupported,
+    PackageUnusable,
+    Program,
+    RunResult,
+    RunStatus,
+    Sandbox,
+    SandboxUnavailable,
+    choose_sandbox,
+)
+from tool_server.sessions import SessionGone, Sessions, SessionsFull
+from tool_server.settings import ServerSettings
+from tool_server.submission import StdioTest, SubmitRequest, same_lines, tests_of
+from tool_server.wire.fenced import extract_code
+from tool_server.wire.protocol import CACHEABLE, MAX_RUN_S, NOT_EXECUTED
+from tool_server.wire.responses import is_repeatable
+
+MIN_MEMORY_MB = 64
+"""Smallest memory limit; the interpreter does not start with less."""
+
+"""Longest time limit of a request, in seconds."""
+
+
+MAX_SUBMIT_CHARS = 4 << 20
+"""Characters of programs' outputs in an answer of `/submit`. Without this bound, a program that
+fills stdout and stderr in each of 200 tests made an answer of 2.4 GB, and the event loop stood
+still for 30 s."""
+
+CUT_MARK = "\n[... cut: the outputs of all tests are too long]"
+SHORT_CHARS = 1000
+"""Characters that are kept of each output above this bound."""
+
+
+class RunCodeRequest(BaseModel):
+    """SandboxFusion's request; other fields are ignored, as SandboxFusion does."""
+
+    code: str
+    language: str = "python"
+    stdin: str | None = ""
+    compile_timeout: float = Field(default=10.0, gt=0, le=MAX_RUN_S)
+    run_timeout: float = Field(default=5.0, gt=0, le=MAX_RUN_S)
+    memory_limit_MB: int = Field(-1, le=4096)
+    files: dict[str, str | None] = Field(default_factory=dict)
+    """Relative path -> content in base64."""
+
+    fetch_files: list[str] = Field(default_factory=list)
+    session: str | None = Field(default=None, min_length=1, max_length=256)
+    """Extension: name of the interpreter, which is kept until it is ended or unused for long."""
+
+    session_began: bool = False
+    """Extension: an earlier cell was answered, so nothing is run if the interpreter is gone."""
+
+
+class RunJupyterRequest(BaseModel):
+    """SandboxFusion's request: cells that run in one interpreter."""
+
+    cells: list[str] = Field(max_length=1000)
+    cell_timeout: float = Field(default=0.0, ge=0, le=MAX_RUN_S)
+    """Seconds for one cell; 0 means that only `total_timeout` counts."""
+
+    total_timeout: float = Field(default=45.0, gt=0, le=3600)
+    kernel: str = "python3"
+    files: dict[str, str | None] = Field(default_factory=dict)
+    fetch_files: list[str] = Field(default_factory=list)
+
+
+class EndSessionRequest(BaseModel):
+    """The session to end."""
+
+    session: str
+
+
+class RunCode:
+    """The tool that runs programs; without a working sandbox it answers 503."""
+
+    name = "run_code"
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.fault = self.fingerprint = ""
+        self.slots = RequestSlots(settings.sandbox_workers, settings.queue_length)
+        self._settings = settings
+        self._cleaner: asyncio.Task[None] | None = None
+        self._sandbox: Sandbox | None = None
+        try:
+            self._sandbox = choose_sandbox(
+                settings.sandbox,
+                workers=settings.sandbox_workers,
+                packages=settings.sandbox_packages,
+            )
+        except PackageUnusable:
+            raise  # a mistake of whoever starts the server
+        except SandboxUnavailable as error:
+            self.fault = str(error)  # without isolation nothing runs
+        else:
+            self._sandbox.use_cgroups()
+            self.fingerprint = fingerprint_of(
+                "run_code",
+                self._sandbox.name,
+                self._sandbox.languages,
+                self._sandbox.versions,
+                (Limits(), MIN_MEMORY_MB, MAX_RUN_S, WALL_FACTOR),
+            )
+            self.sessions = Sessions(self._sandbox, settings.max_sessions, settings.session_idle_s)
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_post("/run_code", self._run_code)
+        router.add_post("/run_jupyter", self._run_jupyter)
+        router.add_post("/submit", self._submit)
+        router.add_post("/end_session", self._end_session)
+
+    def health(self) -> dict[str, Any]:
+        sandbox = self._sandbox
+        if sandbox is None:
+            return {"sandbox": None, "sandbox_why": self.fault}
+        return {
+            "sandbox": sandbox.name,
+            "sandbox_why": sandbox.why,
+            "languages": sandbox.languages,
+            "packages": list(sandbox.packages),
+            "sessions": len(self.sessions),
+            "max_sessions": self._settings.max_sessions,
+        }
+
+    async def start(self) -> None:
+        if self._sandbox is not None:
+            self._cleaner = asyncio.create_task(self._clean())
+
+    async def close(self) -> None:
+        if self._sandbox is not None:
+            if self._cleaner is not None:
+                self._cleaner.cancel()
+            await self.sessions.close()
+            self._sandbox.close()
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox.
+
+        Raises:
+            web.HTTPServiceUnavailable: no sandbox works on this machine.
+        """
+        if self._sandbox is None:
+            raise json_error(web.HTTPServiceUnavailable, self.fault, NOT_EXECUTED)
+        return self._sandbox
+
+    async def _clean(self) -> None:
+        while True:
+            await asyncio.sleep(min(30.0, self._settings.session_idle_s / 2))
+            await self.sessions.end_idle()
+
+    async def _run_code(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, RunCodeRequest)
+        limits = _limits_of(asked)
+        try:
+            files = _decoded(request, asked.files)
+            if asked.session is not None:
+                return _ran(await self._run_cell(asked, asked.session, files, limits))
+            program = Program(
+                code=asked.code,
+                language=asked.language,
+                stdin=asked.stdin or "",
+                files=files,
+                fetch=tuple(asked.fetch_files),
+            )
+            return _ran(run_answer(await self._run(program, limits)))
+        except NotSupported as error:
+            return json_answer(not_supported(str(error)))
+        except SandboxUnavailable as error:
+            return _failed(error)
+
+    async def _run(self, program: Program, limits: Limits) -> RunResult:
+        sandbox = self.sandbox
+        async with self.slots.hold():
+            return await sandbox.run(program, limits)
+
+    async def _run_cell(
+        self, asked: RunCodeRequest, name: str, files: dict[str, bytes], limits: Limits
+    ) -> dict[str, Any]:
+        if asked.language != "python" or asked.fetch_files:
+            raise NotSupported(
+                "a session runs python and has no fetch_files: print the content instead"
+            )
+        _ = self.sandbox
+        async with self.slots.hold():
+            try:
+                cell, about = await self.sessions.run_cell(
+                    name, asked.code, asked.stdin or "", files, limits, began=asked.session_began
+                )
+            except SessionGone as gone:
+                return sandbox_error(str(gone)) | {"session": {"id": name, "gone": True}}
+            except SessionsFull as full:
+                # Without Retry-After, which the client takes for a pause of all its calls: the
+                # cells of the other sessions must go on, so that sessions end.
+                raise json_error(web.HTTPTooManyRequests, str(full), NOT_EXECUTED) from full
+        answer = run_answer(cell.result)
+        if cell.shown is not None:
+            answer["run_result"]["stdout"] += f"{cell.shown}\n"
+        return answer | {"session": {"id": name, **about}}
+
+    async def _end_session(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, EndSessionRequest)
+        _ = self.sandbox
+        return json_answer({"ended": await self.sessions.end(asked.session)})
+
+    async def _run_jupyter(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, RunJupyterRequest)
+        sandbox = self.sandbox
+        cells: list[CellResult] = []
+        try:
+            if asked.kernel != "python3":
+                raise NotSupported(f"kernel={asked.kernel!r} is not known: use python3")
+            if asked.fetch_files:
+                raise NotSupported("/run_jupyter has no fetch_files: print the content instead")
+            limits, files = Limits(wall_s=asked.total_timeout), _decoded(request, asked.files)
+            async with self.slots.hold(), sandbox.session(limits, files) as session:
+                ends_at = time.monotonic() + WALL_FACTOR * asked.total_timeout
+                for code in asked.cells:
+                    if time.monotonic() > ends_at:
+                        raise SandboxUnavailable("no end of the cells: the machine is overloaded")
+                    left_s = max(0.01, asked.total_timeout - session.own_s)
+                    wall_s = min(asked.cell_timeout or left_s, left_s)
+                    cells.append(await session.run_cell(code, wall_s=wall_s))
+                    if not session.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:
+                        break
+        except NotSupported as error:
+            return json_answer(not_supported(str(error)))
+        except SandboxUnavailable as error:
+            return _failed(error)
+        return json_answer(_jupyter_answer(asked, cells))
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, SubmitRequest)
+        config = asked.config
+        try:
+            tests = tests_of(config)
+        except ValueError as error:
+            raise bad_request(request, str(error)) from error
+        if not config.language:
+            raise bad_request(request, "config.language: CommonOJDataset needs it")
+        code = extract_code(asked.completion, config.language)
+        limits = Limits(
+            wall_s=config.run_timeout or 10.0,
+            cpu_s=math.ceil(config.run_timeout or 10.0),
+            compile_s=config.compile_timeout or 10.0,
+        )
+        outcomes = await self._judge(
+            code, config.language, tests, limits, stop=not config.extra.get("run_all_cases")
+        )
+        return json_answer(
+            {
+                "id": asked.id,
+                "accepted": len(outcomes) == len(tests) and all(o["passed"] for o in outcomes),
+                "extracted_code": code,
+                "full_code": None,
+                "test_code": None,
+                "tests": outcomes,
+                "extracted_type": None,
+                "extra": None,
+            }
+        )
+
+    async def _judge(
+        self, code: str, language: str, tests: list[StdioTest], limits: Limits, *, stop: bool
+    ) -> list[dict[str, Any]]:
+        """Run the tests concurrently; the outcomes, with `stop` up to the first failed test."""
+        failed_at = len(tests)
+
+        async def outcome(number: int, test: StdioTest) -> dict[str, Any]:
+            nonlocal failed_at
+            program = Program(code=code, language=language, stdin=test.input["stdin"])
+            try:
+                result = await self._run(program, limits)
+            except NotSupported as error:
+                done, passed = not_supported(str(error)), False
+            except SandboxUnavailable as error:  # 503 is no verdict: the caller tries again
+                raise json_error(web.HTTPServiceUnavailable, str(error)) from error
+            else:
+                done = run_answer(result)
+                # In a thread, because a megabyte of numbers takes 0.2 s.
+                passed = done["status"] == "Success" and await asyncio.to_thread(
+                    same_lines, result.stdout, test.output["stdout"]
+                )
+            if not passed:
+                failed_at = min(failed_at, number)
+            return {"passed": passed, "exec_info": done, "test_info": test.model_dump()}
+
+        outcomes: dict[int, dict[str, Any]] = {}
+        free_chars = MAX_SUBMIT_CHARS
+        left = iter(enumerate(tests))
+
+        async def some() -> None:
+            """Take tests until none is left, or one that is behind a failed one."""
+            nonlocal free_chars
+            for number, test in left:
+                if stop and number > failed_at:
+                    return
+                one = await outcome(number, test)
+                free_chars -= _bound_outputs(one["exec_info"], free_chars)
+                outcomes[number] = one
+
+        await gather_all([some() for _ in range(min(len(tests), self.slots.count))])
+        kept = failed_at + 1 if stop else len(tests)
+        return [outcomes[number] for number in sorted(outcomes) if number < kept]
+
+
+def _bound_outputs(answer: dict[str, Any], most: int) -> int:
+    """Shorten the outputs in an answer if they have more than `most` characters in all; returns
+    their characters."""
+    commands = [answer[key] for key in ("compile_result", "run_result") if answer[key]]
+    outputs = [(command, name) for command in commands for name in ("stdout", "stderr")]
+    if sum(len(command[name]) for command, name in outputs) > most:
+        for command, name in outputs:
+            if len(command[name]) > SHORT_CHARS:
+                command[name] = command[name][:SHORT_CHARS] + CUT_MARK
+    return sum(len(command[name]) for command, name in outputs)
+
+
+def _ran(answer: dict[str, Any]) -> web.Response:
+    """The response with a program's result, marked whether the caller may cache it."""
+    files = answer.pop("files")
+    response = json_answer(answer if files else answer | {"files": {}}, files=files)
+    response.headers[CACHEABLE] = "yes" if is_repeatable(answer) else "no"
+    return response
+
+
+def _failed(error: SandboxUnavailable) -> web.Response:
+    """503: the sandbox failed, and a part of the program may have run."""
+    return json_answer(sandbox_error(str(error)), status=503)
+
+
+def _limits_of(asked: RunCodeRequest) -> Limits:
+    memory_mb = max(MIN_MEMORY_MB, asked.memory_limit_MB)
+    return Limits(
+        wall_s=asked.run_timeout,
+        compile_s=asked.compile_timeout,
+        cpu_s=math.ceil(max(asked.run_timeout, asked.compile_timeout)),
+        memory_mb=memory_mb if asked.memory_limit_MB > 0 else Limits().memory_mb,
+    )
+
+
+def _decoded(request: web.Request, files: Mapping[str, str | None]) -> dict[str, bytes]:
+    decoded = {}
+    for path, content in files.items():
+        try:
+            decoded[path] = base64.b64decode(content or "", validate=True)
+        except binascii.Error as error:
+            raise bad_request(request, f"files.{path}: not base64 ({error})") from error
+    return decoded
+
+
+def run_answer(result: RunResult) -> dict[str, Any]:
+    """The answer of `POST /run_code`: SandboxFusion's `RunCodeResponse`.
+
+    A program that ended by itself has the status Finished, with any exit code. A program that was
+    killed for its memory, files or output has the status Error.
+    """
+    compiled = result.compiled
+    has_run = compiled is None or compiled.return_code == 0
+    is_good = result.status is RunStatus.FINISHED
+    return {
+        "status": "Success" if is_good else "Failed",
+        "message": "",
+        "compile_result": None if compiled is None else _command(compiled),
+        "run_result": _command(result) if has_run else None,
+        "executor_pod_name": None,
+        "files": result.files,
+    }
+
+
+def _command(result: RunResult) -> dict[str, Any]:
+    is_own_error = result.status is RunStatus.ERROR and not result.killed
+    return {
+        "status": "Finished" if is_own_error else result.status,
+        "execution_time": result.execution_time_s,
+        "cpu_time": result.cpu_time_s,
+        "return_code": result.return_code,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+    }
+
+
+def sandbox_error(message: str) -> dict[str, Any]:
+    """An answer that says nothing about the program, because the sandbox failed."""
+    return {
+        "status": "SandboxError",
+        "message": message,
+        "compile_result": None,
+        "run_result": None,
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+def not_supported(what: str) -> dict[str, Any]:
+    """An answer to a request that is never accepted; callers look for the words `not supported`."""
+    return sandbox_error(f"not supported: {what}")
+
+
+def _jupyter_answer(asked: RunJupyterRequest, cells: list[CellResult]) -> dict[str, Any]:
+    is_whole = len(cells) == len(asked.cells) and all(not cell.result.killed for cell in cells)
+    is_late = any(cell.result.status is RunStatus.TIME_LIMIT for cell in cells)
+    return {
+        "status": "Success" if is_whole else "Failed",
+        "message": "",
+        "driver": {
+            "status": "TimeLimitExceeded" if is_late else "Finished" if is_whole else "Error",
+            "execution_time": sum(cell.result.execution_time_s for cell in cells),
+            "return_code": 0 if is_whole else 1,
+            "stdout": "",
+            "stderr": "",
+        },
+        "cells": [_cell(cell) for cell in cells],
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+def _cell(cell: CellResult) -> dict[str, Any]:
+    error = []
+    if cell.error is not None:
+        name, text = cell.error
+        error = [{"ename": name, "evalue": text, "traceback": cell.result.stderr.splitlines()}]
+    shown = [] if cell.shown is None else [{"data": {"text/plain": cell.shown}}]
+    return {
+        "stdout": cell.result.stdout,
+        "stderr": cell.result.stderr,
+        "display": shown,
+        "error": error,
+    }

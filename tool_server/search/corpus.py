@@ -1,0 +1,199 @@
+"""Reader of a corpus file: yields its passages one by one and counts the lines it leaves out.
+
+The format is Search-R1's: JSON lines of `{"id", "contents"}`, where `contents` is the title in
+quotes, a line break and the text. A line may have `title` and `text` instead of `contents`. Other
+keys are ignored. The file is plain or gzip, which its first bytes show. An id that comes twice is
+not detected, because a corpus may be larger than memory.
+"""
+
+import gzip
+import hashlib
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from config.disk import BrokenFile
+
+MAX_LINE_BYTES = 64 << 20
+"""Longest line. Without this limit a file without line breaks would be read into memory."""
+
+_GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+FORM = 'each line is a JSON object with "id" and "contents"'
+
+
+class _Row(msgspec.Struct):
+    id: str | int
+    contents: str | None = None
+    title: str | None = None
+    text: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Row).decode
+
+
+class BadLine(BrokenFile):
+    """A line that is not a passage."""
+
+    def __init__(self, place: str, kind: str, detail: str) -> None:
+        super().__init__(
+            f"cannot index {place}: {kind} ({detail}); {FORM}; correct the line, "
+            "or leave such lines out with `verl-mixed prepare corpus --skip-bad`"
+        )
+        self.kind = kind
+        """The reason without details, for counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusProgress:
+    """How much of a corpus has been read."""
+
+    read_bytes: int
+    """Bytes of the file as stored, so of a gzip file the compressed bytes."""
+
+    size_bytes: int
+    kept: int
+
+
+class _HashingFile(io.RawIOBase):
+    """A file that counts and hashes the bytes that are read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.read_bytes = 0
+        self.sha256 = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self.sha256.update(memoryview(buffer)[:count])
+        self.read_bytes += count
+        return count
+
+
+class CorpusReader:
+    """Iterates over `(id, contents)` of a corpus file. Constant memory.
+
+    Args:
+        path: the file.
+        skip_bad: leave out and count lines that are not passages.
+        limit: passages to read; None reads all.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadLine: a line is not a passage, and `skip_bad` is False.
+        ValueError: the gzip file is damaged.
+    """
+
+    def __init__(
+        self, path: Path | str, *, skip_bad: bool = False, limit: int | None = None
+    ) -> None:
+        self.path, self._skip_bad, self._limit = Path(path), skip_bad, limit
+        if not self.path.is_file():
+            why = "it is a folder" if self.path.is_dir() else "no such file"
+            raise FileNotFoundError(
+                f"cannot index {path}: {why}; give JSON lines of id and contents"
+            )
+        self.rows = self.kept = 0
+        self.dropped: Counter[str] = Counter()
+        """Reason -> lines left out."""
+
+        self.stat = self.path.stat()
+
+    def __enter__(self) -> "CorpusReader":
+        self._file = self.path.open("rb")
+        self._hashing_file = _HashingFile(self._file)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    @property
+    def progress(self) -> CorpusProgress:
+        return CorpusProgress(
+            read_bytes=self._hashing_file.read_bytes,
+            size_bytes=self.stat.st_size,
+            kept=self.kept,
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the bytes of the file that were read so far."""
+        return self._hashing_file.sha256.hexdigest()
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for line in self._lines():
+            self.rows += 1
+            try:
+                passage = self._passage(line)
+            except BadLine as error:
+                if not self._skip_bad:
+                    raise
+                self.dropped[error.kind] += 1
+                continue
+            if passage is None:
+                continue
+            self.kept += 1
+            yield passage
+            if self.kept == self._limit:
+                return
+
+    def _lines(self) -> Iterator[bytes]:
+        buffered = io.BufferedReader(self._hashing_file, 1 << 20)
+        is_gzip = buffered.peek(2)[:2] == _GZIP
+        lines = gzip.GzipFile(fileobj=buffered) if is_gzip else buffered
+        try:
+            while line := lines.readline(MAX_LINE_BYTES + 1):
+                yield line
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"cannot index {self.path}: the gzip file is damaged after line {self.rows} "
+                f"({error}); download it again"
+            ) from error
+
+    def _passage(self, line: bytes) -> tuple[str, str] | None:
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(
+                f"cannot index {self._place}: it is longer than {MAX_LINE_BYTES >> 20} MiB; {FORM}"
+            )
+        if self.rows == 1:
+            line = line.removeprefix(_BOM)
+        if line.isspace() or not line:
+            self.dropped["blank line"] += 1
+            return None
+        try:
+            row = _decode(line)
+        except msgspec.ValidationError as error:
+            raise BadLine(self._place, "a field is missing or wrong", str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadLine(self._place, "not JSON in UTF-8", str(error)) from error
+        contents = row.contents
+        if contents is None:
+            if row.text is None:
+                raise BadLine(self._place, "a field is missing or wrong", "no `contents`")
+            contents = row.text if row.title is None else f'"{row.title}"\n{row.text}'
+        if not contents.strip():
+            self.dropped["contents is empty"] += 1
+            return None
+        return str(row.id), contents
+
+    @property
+    def _place(self) -> str:
+        return f"{self.path} line {self.rows}"
+
+
+def sha256_of(path: Path) -> str:
+    """Checksum of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

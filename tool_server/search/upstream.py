@@ -1,0 +1,251 @@
+"""Clients of other search engines: Search-R1's server and Serper's web search.
+
+Their answers are checked: a wrong answer is reported as a fault, never as an empty result. An
+answer is read up to a bound, and a compressed one is refused. Serper's key is read from the
+environment and only sent in the request header.
+"""
+
+import asyncio
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+from yarl import URL
+
+from tool_server.wire.bounded_read import compression_of, plain_session, read_bounded
+from tool_server.wire.responses import max_answer_bytes, retry_after_s
+
+KEY_VARIABLE = "SERPER_API_KEY"
+
+SERPER_URL = "https://google.serper.dev/search"
+
+MAX_QUERY_BYTES = 1 << 16
+"""Bytes that an answer may have for each query after the first: 16 passages of 4 KB."""
+
+MAX_BATCH_BYTES = 64 << 20
+"""Bytes that the answer to a batch of queries may have."""
+
+Kind = Literal["auto", "search_r1", "serper"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchHit:
+    """One search result, in Search-R1's form."""
+
+    document: Mapping[str, Any]
+    """Has `contents`, `id` if the engine gives one, and further fields of the engine."""
+
+    score: float
+
+
+class UpstreamFault(Exception):
+    """The engine gave no valid answer.
+
+    Args:
+        status: HTTP status for the caller: 429 or 503 from the engine, 502 for an invalid answer,
+            504 for no answer in time.
+        message: what went wrong.
+        retry_after_s: seconds after which the engine may be asked again, if it said so.
+    """
+
+    def __init__(self, status: int, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after_s = status, retry_after_s
+
+
+def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> "Upstream":
+    """The client of an engine.
+
+    Args:
+        url: URL of the server, or of its `/retrieve` or `/search`.
+        kind: protocol; `auto` takes Serper for a URL that ends in `/search`, else Search-R1.
+        timeout_s: seconds for one request, with connecting.
+        connections: requests at once.
+
+    Raises:
+        ValueError: the URL is wrong, or the key is missing.
+    """
+    try:
+        address = URL(url)
+    except ValueError as error:
+        raise ValueError(f"search_upstream is not a URL: {error}") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ValueError("search_upstream is not an http:// or https:// URL with a host")
+    is_serper = kind == "serper" or (kind == "auto" and address.path.endswith("/search"))
+    engine = Serper if is_serper else SearchR1
+    return engine(address, timeout_s=timeout_s, connections=connections)
+
+
+def serper_key(environ: Mapping[str, str]) -> str | None:
+    """The key of Serper; None if it is not set, or cannot be one."""
+    key = environ.get(KEY_VARIABLE, "").strip()
+    return key if key and key.isascii() and key.isprintable() else None
+
+
+class Upstream(ABC):
+    """A search engine behind a URL: a pooled HTTP session, and checks of responses."""
+
+    kind: str
+    endpoint: str
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
+        if not address.path.endswith(self.endpoint):
+            address = address.with_path(address.path.rstrip("/") + self.endpoint)
+        self._address, self._timeout_s, self._connections = address, timeout_s, connections
+        self._session: aiohttp.ClientSession | None = None
+        # without user, password and query, which may be secret
+        shown = address.with_user(None).with_query(None).with_fragment(None)
+        self.name = f"{self.kind} {shown}"
+        """Kind and URL of the engine."""
+
+    async def open(self) -> None:
+        self._session = plain_session(
+            headers=dict(self.headers),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            limit=self._connections,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @abstractmethod
+    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        """At most k results for each query, best first.
+
+        Raises:
+            UpstreamFault: there is no valid answer.
+        """
+
+    async def _post(self, payload: Mapping[str, Any], queries: int = 1) -> Any:
+        """The JSON of the engine's answer to so many queries, or an `UpstreamFault`."""
+        assert self._session is not None
+        limit = max_answer_bytes("retrieve") + (queries - 1) * MAX_QUERY_BYTES
+        limit = min(limit, MAX_BATCH_BYTES)
+        try:
+            # No redirect is followed, because it would send the key to another server.
+            async with self._session.post(
+                self._address, json=payload, allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    raise self._refusal(response)
+                if encoding := compression_of(response):
+                    raise self._fault(502, f"its answer has Content-Encoding={encoding!r}")
+                raw = await read_bounded(response, limit)
+                if len(raw) > limit:
+                    raise self._fault(502, f"its answer has more than {limit >> 20} MiB")
+                return json.loads(raw)
+        except asyncio.TimeoutError as error:
+            raise self._fault(504, f"no answer in timeout_s={self._timeout_s}") from error
+        except aiohttp.ClientError as error:
+            raise self._fault(503, f"no answer ({type(error).__name__})", 1) from error
+        except (ValueError, RecursionError) as error:
+            raise self._fault(502, "its answer is not JSON") from error
+
+    def _refusal(self, response: aiohttp.ClientResponse) -> UpstreamFault:
+        status = response.status
+        pause_s = max(1, math.ceil(retry_after_s(response.headers) or 0))
+        if status == 429:
+            return self._fault(429, "it answered 429, too many requests", pause_s)
+        if status >= 500:
+            return self._fault(503, f"it answered {status}", pause_s)
+        hint = f"; check {KEY_VARIABLE}" if status in (401, 403) and self.headers else ""
+        return self._fault(502, f"it answered {status}{hint}")
+
+    def _fault(self, status: int, what: str, retry_after_s: int | None = None) -> UpstreamFault:
+        return UpstreamFault(status, f"cannot search by {self.name}: {what}", retry_after_s)
+
+
+class SearchR1(Upstream):
+    """Client of Search-R1's `retrieval_server.py`, or of another tool server of this repository.
+
+    Source: https://github.com/PeterGriffinJin/Search-R1 search_r1/search/retrieval_server.py
+    """
+
+    kind, endpoint = "search_r1", "/retrieve"
+
+    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        body = await self._post(
+            {"queries": list(queries), "topk": k, "return_scores": True}, len(queries)
+        )
+        result = body.get("result") if isinstance(body, dict) else None
+        if not isinstance(result, list) or len(result) != len(queries):
+            raise self._fault(502, f"its answer has no `result` of {len(queries)} lists")
+        return [self._hits(items)[:k] for items in result]
+
+    def _hits(self, items: Any) -> list[SearchHit]:
+        try:
+            hits = [SearchHit(document=i["document"], score=float(i["score"])) for i in items]
+            is_good = all(isinstance(hit.document["contents"], str) for hit in hits)
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
+            raise self._fault(502, "one of its results has no document or score") from error
+        if not is_good or not all(math.isfinite(hit.score) for hit in hits):
+            raise self._fault(502, "one of its results has no text or no score")
+        return hits
+
+
+class Serper(Upstream):
+    """Client of Serper's web search. Its answer box and knowledge graph come before the pages.
+
+    Source: https://serper.dev
+    """
+
+    kind, endpoint = "serper", "/search"
+
+    def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
+        super().__init__(address, timeout_s=timeout_s, connections=connections)
+        key = serper_key(os.environ)
+        if key is None:
+            is_set = os.environ.get(KEY_VARIABLE, "").strip()
+            raise ValueError(
+                f"cannot search by {self.name}: {KEY_VARIABLE} is "
+                f"{'not a key' if is_set else 'not set'}; export it where the tool server starts"
+            )
+        self.headers = {"X-API-KEY": key}
+
+    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        tasks = [asyncio.ensure_future(self._one(query, k)) for query in queries]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # if one query failed, the others are cancelled
+                task.cancel()
+
+    async def _one(self, query: str, k: int) -> list[SearchHit]:
+        if not query.strip():
+            return []
+        body = await self._post({"q": query, "num": k})
+        try:
+            pages = _pages(body)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise self._fault(502, "its answer is not a list of pages") from error
+        return [
+            SearchHit(document={"id": link, "contents": f'"{title}"\n{text}'}, score=1.0 / place)
+            for place, (link, title, text) in enumerate(pages[:k], start=1)
+        ]
+
+
+def _pages(body: Any) -> list[tuple[str, str, str]]:
+    """(link, title, text) of the pages in Serper's answer, which may be none.
+
+    Raises:
+        TypeError, KeyError, AttributeError: this is not Serper's answer.
+    """
+    pages = []
+    if box := body.get("answerBox"):
+        text = " ".join(filter(None, (box.get("answer"), box.get("snippet"))))
+        pages.append((box.get("link", ""), box.get("title", ""), text))
+    if graph := body.get("knowledgeGraph"):
+        link = graph.get("descriptionLink") or graph.get("website") or ""
+        pages.append((link, graph.get("title", ""), graph.get("description", "")))
+    for page in body["organic"]:
+        pages.append((page["link"], page.get("title", ""), page.get("snippet", "")))
+    if not all(isinstance(part, str) for page in pages for part in page):
+        raise TypeError("a link, title or text is not a string")
+    return [page for page in pages if page[2]]
