@@ -22,7 +22,7 @@ from verl_mixed.cli import main
 
 pytestmark = pytest.mark.sandbox  # the servers have one
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
 
 SERVE = """

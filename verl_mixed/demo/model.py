@@ -158,11 +158,15 @@ def _new_model(tokenizer: Any, recipe: Recipe) -> Qwen3ForCausalLM:
     return model
 
 
+_MAKERS = ("forms", "model", "probe", "recipe", "teacher", "warm_start")
+"""Modules beside this one that make the demo."""
+
+
 def _fingerprint(recipe: Recipe, seed: int) -> str:
     """Changes with the recipe, the seed, and the source files that make the demo."""
     sources = [
-        *sorted(Path(__file__).parent.glob("demo*.py")),
-        Path(__file__).parents[3] / "samplers" / "rows" / "sources" / "demo.py",
+        *(Path(__file__).with_name(f"{name}.py") for name in _MAKERS),
+        Path(__file__).parents[2] / "samplers" / "rows" / "sources" / "demo.py",
     ]
     text = json.dumps([asdict(recipe), seed]) + "".join(path.read_text() for path in sources)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[4]
+REPOSITORY = Path(__file__).resolve().parents[3]
 RUNGS = ("bubblewrap-root", "landlock-user", "bubblewrap-user", "landlock-root")
 """Neighbours in this order run at the same time: two different backends, two different users."""
 
