@@ -21,6 +21,7 @@ another adapter of ours: otherwise the first import of that adapter would close 
 """
 
 import importlib.abc
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,6 +200,10 @@ def is_loaded() -> bool:
 
 
 def _install() -> None:
+    if folder := os.environ.get("VERL_MIXED_FOLDER"):  # this is a process of a run of ours
+        from config.child import put_last
+
+        put_last(folder)
     import cpu_engine.platform  # noqa: F401
 
     for name, registration in REGISTRATIONS.items():

@@ -66,12 +66,12 @@ main() {
   # shellcheck disable=SC2064 # this folder, whatever the variable is then
   trap "rm -rf -- '${drafts}'" EXIT
   locked "${REPO_ROOT}/requirements/laptop.lock" >"${drafts}/run"
-  resolve "${drafts}/run" "${torch[@]}" "${upgrade[@]}"
+  resolve "${drafts}/run" "${torch[@]}" --extra all "${upgrade[@]}"
   cat -- "${drafts}/run" >"${drafts}/all"
   locked "${REPO_ROOT}/requirements/dev.lock" >>"${drafts}/all"
-  resolve "${drafts}/all" "${torch[@]}" --constraint "${drafts}/run" --extra dev "${upgrade[@]}"
+  resolve "${drafts}/all" "${torch[@]}" --constraint "${drafts}/run" --extra all --extra dev "${upgrade[@]}"
   pins "${REPO_ROOT}/requirements/gpu.lock" >"${drafts}/gpu"
-  resolve "${drafts}/gpu" --extra gpu "${upgrade[@]}"
+  resolve "${drafts}/gpu" --extra all --extra gpu "${upgrade[@]}"
   { echo "${LAPTOP}" && locked "${drafts}/run"; } >"${drafts}/laptop.lock"
   { echo "${DEV}" && locked "${drafts}/all" | grep -vxFf "${drafts}/run"; } >"${drafts}/dev.lock"
   { echo "${GPU}" && pins "${drafts}/gpu"; } >"${drafts}/gpu.lock"

@@ -16,7 +16,7 @@ from json import JSONDecodeError
 from types import ModuleType
 
 from verl_mixed.exit_codes import INTERRUPTED, NOT_GOOD, USAGE
-from verl_mixed.run.text import os_error_words, print_error
+from verl_mixed.shadowed import shadows
 
 OVERVIEW = """\
 Train one policy on several agentic sources at once, in exact ratios.
@@ -51,6 +51,14 @@ COMMANDS = {
 }
 """Command -> its line in `verl-mixed --help`."""
 
+EXTRAS = {
+    **dict.fromkeys(("train", "check", "plan", "evaluate", "export", "profile"), ("train",)),
+    **{"prepare": ("train", "server"), "tools": ("train", "tools"), "serve-tools": ("server",)},
+    **dict.fromkeys(("watch", "report", "view"), ("view",)),
+    "doctor": ("train", "server"),
+}
+"""Command -> extras of pyproject.toml that it needs; without them it needs the core only."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
@@ -58,10 +66,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     `argv` are the words after the program's name; None takes them from the process.
     """
     words = sys.argv[1:] if argv is None else argv
+    if hidden := shadows():
+        print("\n".join(f"error: {sentence}" for sentence in hidden), file=sys.stderr)
+        return USAGE
     return _with_errors_shown(lambda: _main(words))
 
 
 def _main(words: Sequence[str]) -> int:
+    try:
+        return _parse_and_run(words)
+    except ModuleNotFoundError:
+        from verl_mixed.run.requirements import refuse_without
+
+        for extra in EXTRAS.get(_command_of(words) or "", ()):
+            refuse_without(extra, f"verl-mixed {_command_of(words)}")
+        raise
+
+
+def _parse_and_run(words: Sequence[str]) -> int:
     arguments = parser_for(words).parse_args(words)
     if (log_file := getattr(arguments, "log_file", None)) is None:
         return arguments.run(arguments)
@@ -74,6 +96,8 @@ def _main(words: Sequence[str]) -> int:
 
 def _with_errors_shown(act: Callable[[], int]) -> int:
     """Run `act`; of an error that is no fault of the program, show the message and no trace."""
+    from verl_mixed.run.text import os_error_words, print_error
+
     try:
         try:
             return act()
@@ -111,7 +135,7 @@ def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    named = next((word for word in words if not word.startswith("-")), None)
+    named = _command_of(words)
     if named is not None and named not in COMMANDS:
         near = difflib.get_close_matches(named, COMMANDS, n=1)
         meant = f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}"
@@ -129,6 +153,10 @@ def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             command.add_arguments(own)
             own.set_defaults(run=command.run)
     return parser
+
+
+def _command_of(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
 
 
 def command_module(name: str) -> ModuleType:

@@ -65,7 +65,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 # The project's folder is last on the path: the interpreter's own packages hide ours of one name.
 _PROGRAM = (
-    f"import sys; sys.path.append({str(_ROOT)!r}); "
+    "import os, sys; sys.path[:1] = [] if sys.path[0] == '' else sys.path[:1]; "
+    f"sys.path += [{str(_ROOT)!r}, os.getcwd()]; "
     "from agent_loop.environments.serve import main; main()"
 )
 

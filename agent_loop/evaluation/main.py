@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from agent_loop.evaluation.selection import Selection
+from agent_loop.ray_path import keep_folder_off_workers
 from agent_loop.records.evaluation_records import JOB, RECORDS, SELECTED, Key, Record, RecordsFile
 from agent_loop.records.run_folder import write_text
 from agent_loop.training.main import join
@@ -136,6 +137,7 @@ def _run(
     """Start servers and workers, run the sessions, and append their records."""
     import ray
 
+    keep_folder_off_workers()
     if not OmegaConf.select(config, "ray_kwargs.ray_init.address"):
         OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
     join(config)

@@ -23,8 +23,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_loop.ray_path import keep_folder_off_workers
 from agent_loop.training.queue_namespace import VARIABLE
 from agent_loop.training.verl_config import refusals
+from config import child
 from config.environment import ENV_FORWARD
 from config.environments import EnvironmentEntry, as_environment
 from config.schema import ConfigError
@@ -86,6 +88,7 @@ def main(config_path: str) -> None:
     auto_set_device(config)
     if problems := refusals(config):
         raise ConfigError(problems)
+    keep_folder_off_workers()
     if OmegaConf.select(config, _ADDRESS):
         join(config)
     else:
@@ -112,6 +115,7 @@ def join(config: DictConfig) -> None:
         **{name: os.environ[name] for name in named_by_tools(config) if name in os.environ},
         "TRANSFER_QUEUE_ENABLE": "1",
         VARIABLE: os.environ[VARIABLE],
+        child.VARIABLE: os.environ.get(child.VARIABLE, os.getcwd()),
         **of_user.get("env_vars", {}),
     }
     for name in given_to_the_job() & runtime_env["env_vars"].keys():

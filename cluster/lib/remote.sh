@@ -44,7 +44,7 @@ jumphost_python() {
 
 # compute MODULE ARG...: run a standard-library module of this checkout.
 compute() {
-  PYTHONPATH="${REPO_ROOT}" PYTHONDONTWRITEBYTECODE=1 "${JUMPHOST_PYTHON}" -m "$@"
+  PYTHONPATH="${REPO_ROOT}" PYTHONDONTWRITEBYTECODE=1 "${JUMPHOST_PYTHON}" "${REPO_ROOT}/config/child.py" "$@"
 }
 
 # settings_block SCRIPT: the lines of its settings block.

@@ -213,7 +213,7 @@ use_found_python() {
 # find_run OVERRIDES...: RUN_FOLDER, RUN_HOLDER, RUN_STEP, RUN_TOTAL, RUN_CHECKPOINT, RUN_DONE of verl_mixed/run/name.py.
 find_run() {
   local found
-  found="$(python -m verl_mixed.commands.facts --facts -- "$@")" || exit 2
+  found="$(python "${REPO_ROOT}/config/child.py" verl_mixed.commands.facts --facts -- "$@")" || exit 2
   eval "${found}" # quoted by shlex
   # shellcheck disable=SC2153 # that text sets it
   TMUX_SESSION="${SESSIONS}_${RUN_FOLDER##*/}"

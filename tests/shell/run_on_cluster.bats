@@ -239,7 +239,7 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   script status mixed.experiment=demo
   [ "${status}" -eq 0 ]
   grep -q "verl-mixed <watch> <runs/demo>" "${CALLS}"
-  grep -q "python <-m> <verl_mixed.commands.facts> <--facts> <--> <mixed.experiment=demo>" "${CALLS}"
+  grep -q "python <.*/config/child.py> <verl_mixed.commands.facts> <--facts> <--> <mixed.experiment=demo>" "${CALLS}"
   [[ "${output}" == *"running      process 12 on gpu1"* && "${output}" == *"verl_training_demo (runs/demo)"* ]]
   [ "$(calls setup_cluster)" -eq 2 ]
 }

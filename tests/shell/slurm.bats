@@ -45,7 +45,7 @@ case "$1 $2" in
     done
     ;;
   "-m verl_mixed.checks.packages") ;;
-  "-m verl_mixed.commands.facts") printf '%s\n' RUN_FOLDER=runs/demo "RUN_HOLDER=''" RUN_STEP=0 RUN_TOTAL=16 RUN_CHECKPOINT=0 RUN_DONE=0 ;;
+  *"/config/child.py verl_mixed.commands.facts") printf '%s\n' RUN_FOLDER=runs/demo "RUN_HOLDER=''" RUN_STEP=0 RUN_TOTAL=16 RUN_CHECKPOINT=0 RUN_DONE=0 ;;
   *) exec "${PYTHON3}" "$@" ;;
 esac
 FAKE

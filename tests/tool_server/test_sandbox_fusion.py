@@ -17,7 +17,8 @@ SERVE = """
 import sys
 from pathlib import Path
 from tool_server.sandbox import sandbox
-from tool_server import ServerSettings, serve
+from tool_server.app import serve
+from tool_server.settings import ServerSettings
 sandbox.WALL_FACTOR = 1000  # the machine may be busy with other tests
 serve(ServerSettings(port=0), ready_file=Path(sys.argv[1]))
 """

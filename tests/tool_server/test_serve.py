@@ -28,7 +28,8 @@ TIMEOUT_S = 60
 SERVE = """
 import sys
 from pathlib import Path
-from tool_server import ServerSettings, serve
+from tool_server.app import serve
+from tool_server.settings import ServerSettings
 serve(ServerSettings(port=0), ready_file=Path(sys.argv[1]))
 """
 

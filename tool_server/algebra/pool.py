@@ -12,6 +12,7 @@ import signal
 import sys
 from contextlib import suppress
 
+from config import child
 from config.compat import timeout
 from tool_server.algebra.worker import time_limit
 
@@ -139,12 +140,12 @@ class _Worker:
         # server.
         environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tool_server.algebra.worker",
-            str(timeout_s),
-            str(WALL_FACTOR * timeout_s),
-            str(memory_mb),
+            *child.command(
+                "tool_server.algebra.worker",
+                str(timeout_s),
+                str(WALL_FACTOR * timeout_s),
+                str(memory_mb),
+            ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environ,

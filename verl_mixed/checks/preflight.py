@@ -9,13 +9,13 @@ are repeated where breaking them would end a run late, in silence, or never (`ut
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from config import child
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from verl_mixed.checks.config.algorithm import algorithm_problems
@@ -130,7 +130,7 @@ def preflight_warnings(config: Mapping[str, Any]) -> list[Finding]:
 def verls_problems(config: Mapping[str, Any]) -> list[str]:
     """What verl refuses of a resolved config; a process of its own imports verl."""
     done = subprocess.run(
-        [sys.executable, "-m", "agent_loop.training.verl_config"],
+        child.command("agent_loop.training.verl_config"),
         input=json.dumps(config),
         capture_output=True,
         check=False,

@@ -9,7 +9,6 @@ import json
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from agent_loop.evaluation.main import SAYS, Job, write_job
 from agent_loop.records.evaluation_records import RECORDS
 from agent_loop.records.run_folder import write_text
+from config import child
 from config.lookup import at
 from config.schema import ConfigError
 from verl_mixed.launch import processes
@@ -36,7 +36,7 @@ from verl_mixed.views.evaluation import summary_of, write_csv
 WEIGHTS = "weights.json"
 """File with the identity of the weights that made the records of an evaluation's folder."""
 
-DRIVER = (sys.executable, "-m", "agent_loop.evaluation.main")
+DRIVER = tuple(child.command("agent_loop.evaluation.main"))
 POLL_S = 0.3
 
 

@@ -6,13 +6,13 @@ same sources without the model. Writing them is left to `verl-mixed prepare`.
 
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from config import child
 from config.gateway import GATEWAY_LOOP
 from config.lookup import at
 from samplers.rows.sources.demo import DEMO_SOURCES
@@ -102,18 +102,18 @@ def make_generated_data(folder: Path, seed: int, forms: Mapping[str, str]) -> No
     Raises:
         RunFailed: it failed.
     """
-    command = [sys.executable, "-m", "verl_mixed", "prepare"]
+    command = child.command("verl_mixed", "prepare")
     if folder == rows_folder(seed).absolute():
         command += ["smollm", "--seed", str(seed)]
     else:
         command += ["demo", "--seed", str(seed), "--out", str(folder)]
         command += ["--forms", ",".join(f"{name}={form}" for name, form in forms.items())]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as child:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as maker:
         try:
-            code = child.wait()
+            code = maker.wait()
         except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)  # it then removes its unfinished folder
-            child.wait(GRACE_S)
+            maker.send_signal(signal.SIGINT)  # it then removes its unfinished folder
+            maker.wait(GRACE_S)
             raise
     if code:
         raise RunFailed(f"data and model could not be made (exit {code}); see above", mends=False)

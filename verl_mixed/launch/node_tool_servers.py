@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cluster_watch import DECLARED_S
+from config import child
 from tool_server.wire.tokens import TOKEN_VARIABLE
 from verl_mixed.launch.server_process import START_S, ServerProcess, end_words, restart_words
 from verl_mixed.run.versions import REPOSITORY
@@ -36,7 +37,7 @@ def command_of(server: Sequence[str], address: str, run_dir: Path, restarts: int
         restarts: how often each server may be started again.
     """
     spec = {"server": [*server], "address": address, "run_dir": str(run_dir), "restarts": restarts}
-    return [sys.executable, "-m", "verl_mixed.launch.node_tool_servers", json.dumps(spec)]
+    return child.command("verl_mixed.launch.node_tool_servers", json.dumps(spec))
 
 
 class NodeToolServer:
@@ -45,7 +46,7 @@ class NodeToolServer:
     def __init__(
         self, options: Sequence[str], ip: str, run_dir: str, environ: Mapping[str, str]
     ) -> None:
-        command = [sys.executable, "-m", "verl_mixed", "serve-tools", *options, "--host", ip]
+        command = child.command("verl_mixed", "serve-tools", *options, "--host", ip)
         path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         environ = {**os.environ, **environ, "PYTHONPATH": path}
         self._server = ServerProcess(command, environ, Path(run_dir), f"tool_server.{ip}")
@@ -77,7 +78,9 @@ def serve(spec: Mapping[str, Any], ready_file: Path) -> str:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from agent_loop.calls.lock_probe import alive_nodes
+    from agent_loop.ray_path import keep_folder_off_workers
 
+    keep_folder_off_workers()
     ray.init(address=spec["address"])
     environ = {name: os.environ[name] for name in SENT if name in os.environ}
     make: Any = ray.remote(NodeToolServer)

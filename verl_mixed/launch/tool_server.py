@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_loop.calls.limiter import state_path
 from cluster.cluster_watch import own_ip
+from config import child
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from tool_server.settings import OwnServerSettings, ServerSettings
@@ -109,7 +109,7 @@ def _command(plan: Plan) -> list[str]:
     if plan.cluster is not None and own.per_node:
         return command_of(options, plan.cluster, plan.folder.path, own.restarts)
     host = [] if plan.cluster is None else ["--host", own_ip(plan.cluster)]
-    return [sys.executable, "-m", "verl_mixed", "serve-tools", *options, *host]
+    return child.command("verl_mixed", "serve-tools", *options, *host)
 
 
 def _options(plan: Plan) -> list[str]:

@@ -1,12 +1,12 @@
 """The trainer's process: its command and its environment."""
 
-import sys
 from collections.abc import Mapping
 
+from config import child
 from config.lookup import at
 from verl_mixed.launch.plan import Plan
 
-TRAINER = (sys.executable, "-m", "agent_loop.training.main")
+TRAINER = tuple(child.command("agent_loop.training.main"))
 """Command of the trainer; the path of the run's config.yaml is added."""
 
 

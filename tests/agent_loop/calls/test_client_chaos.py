@@ -29,7 +29,8 @@ pytestmark = pytest.mark.sandbox  # the servers have one
 SERVER = """
 import asyncio, json, os, sys
 from aiohttp import web
-from tool_server import ServerSettings, app_runner, create_app
+from tool_server.app import app_runner, create_app
+from tool_server.settings import ServerSettings
 
 executed = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

@@ -28,13 +28,13 @@ def test_the_kind_decides_the_default_reward_and_then_the_source() -> None:
 
 
 def test_a_missing_package_is_told_when_the_reward_is_made(monkeypatch) -> None:
-    monkeypatch.setattr("agent_loop.rewards.missing_package", lambda: "install it")
+    monkeypatch.setattr("agent_loop.rewards.registry.missing_package", lambda: "install it")
     with pytest.raises(ValueError, match="reward='reasoning_gym': install it"):
         reward_for("reasoning_gym", {"a": "missing"})
 
 
 def test_it_has_no_options(monkeypatch) -> None:
-    monkeypatch.setattr("agent_loop.rewards.missing_package", lambda: None)
+    monkeypatch.setattr("agent_loop.rewards.registry.missing_package", lambda: None)
     with pytest.raises(ValueError, match="it has no options"):
         reward_for("reasoning_gym", {"strict": True})
 

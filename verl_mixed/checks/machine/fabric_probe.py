@@ -33,6 +33,10 @@ def main() -> int:
     import ray
     from ray.exceptions import RayError
 
+    from agent_loop.ray_path import keep_folder_off_workers
+
+    keep_folder_off_workers()
+
     def say(stage: str, **values: Any) -> None:
         print(json.dumps({"stage": stage, **values}), flush=True)
 

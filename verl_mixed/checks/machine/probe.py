@@ -2,17 +2,17 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from config import child
 from verl_mixed.run.versions import REPOSITORY
 
 
 def ask_probe(
     words: Sequence[str], environ: Mapping[str, str], deadline_s: float, question: str = ""
 ) -> tuple[list[dict[str, Any]], float]:
-    """The answers of `python -m WORDS`, and its deadline where it was not done by then, else 0.
+    """The answers of a module and its arguments; its deadline if it was not done by then, else 0.
 
     Args:
         words: the module and its arguments. It prints one JSON object with `stage` per answer.
@@ -27,7 +27,7 @@ def ask_probe(
     }
     late_s = 0.0
     with subprocess.Popen(
-        [sys.executable, "-m", *words],
+        child.command(*words),
         env={**environ, **wanted},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -85,8 +85,10 @@ def _ask_nodes(address: str, asked: Mapping[str, Any], say: Callable[..., None])
     import ray
     from ray.exceptions import RayError
 
+    from agent_loop.ray_path import keep_folder_off_workers
     from cluster.ray_nodes import available_resources, connect
 
+    keep_folder_off_workers()
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:

@@ -1,0 +1,79 @@
+"""What this project requires, as the metadata of its package says, and what of it is installed.
+
+Standard library only at the top, because an environment of a user may lack any package.
+"""
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+PROJECT = "verl-mixed-agent-loop"
+ALL = "all"
+"""The extra that the scripts install."""
+
+
+class NotComplete(ValueError):
+    """Packages of an extra are not installed; the message says which extra to install."""
+
+
+def version_of(name: str) -> str | None:
+    """The installed version of a package, None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def required(*extras: str) -> "list[Requirement]":
+    """What applies here of the project's requirements, with those of extras.
+
+    Raises:
+        NotComplete: this project or `packaging` is not installed as a package.
+    """
+    try:
+        requirements = {str(one): one for one in _required({"", *extras})}
+    except (PackageNotFoundError, ModuleNotFoundError) as error:
+        raise NotComplete(
+            f"the package {error.name} is not installed: pip install '{PROJECT}[{ALL}]', or "
+            f"`pip install -e '.[{ALL}]'` in a checkout"
+        ) from error
+    return list(requirements.values())
+
+
+def _required(extras: set[str]) -> "Iterator[Requirement]":
+    from packaging.requirements import Requirement
+
+    for text in distribution(PROJECT).requires or ():
+        one = Requirement(text)
+        if one.marker is not None and not any(one.marker.evaluate({"extra": e}) for e in extras):
+            continue
+        if one.name == PROJECT:
+            yield from _required(one.extras)
+        else:
+            yield one
+
+
+def lacking(*extras: str) -> list[str]:
+    """Names of packages that extras require and that are not installed.
+
+    Raises:
+        NotComplete: as `required`.
+    """
+    return [one.name for one in required(*extras) if version_of(one.name) is None]
+
+
+def refuse_without(extra: str, what: str) -> None:
+    """Refuse `what` if a package of its extra is not installed.
+
+    Raises:
+        NotComplete: it is not.
+    """
+    if names := lacking(extra):
+        raise NotComplete(
+            f"{what} needs the extra {extra!r}, of which {', '.join(names)} "
+            f"{'is' if len(names) == 1 else 'are'} not installed: "
+            f"pip install '{PROJECT}[{extra}]'"
+        )
