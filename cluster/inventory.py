@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from cluster.packages import EQUAL_ON_NODES
 from config.environment import ENV_FORWARD
 
 # key in a hosts file -> the setting that gives it to every host
@@ -63,6 +62,12 @@ _CLUSTER_DEFAULTS = {
     "ENV_FORWARD": ENV_FORWARD,
     "RAY_WORKER_PORTS": "",
 }
+
+EQUAL_ON_NODES = (
+    *("torch", "verl", "vllm", "ray", "transformers", "TransferQueue", "tensordict"),
+    "verl-mixed-agent-loop",
+)
+"""Packages whose version must be the same on every node, because the nodes exchange objects."""
 
 CONTAINER_ENGINES = ("docker", "podman", "apptainer")
 

@@ -84,7 +84,9 @@ def _read_own(path: Path) -> str:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            raise ValueError(f"{path}: it is a FIFO, a device or another user's; delete it, and a new is made")
+            raise ValueError(
+                f"{path}: it is a FIFO, a device or another user's; delete it, and a new is made"
+            )
         if about.st_mode & 0o077:
             raise ValueError(f"{path}: others can read it; delete it, and a new one is made")
         content = file.read(_MOST_BYTES)

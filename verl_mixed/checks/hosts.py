@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.inventory import SPARE_PORTS
+from cluster.inventory import EQUAL_ON_NODES, SPARE_PORTS
 from cluster.node_table import render_table
-from cluster.packages import EQUAL_ON_NODES, OPTIONAL
 from verl_mixed.checks.finding import Finding
 
 _GIB_KB = 1024 * 1024
@@ -214,7 +213,7 @@ def _check_packages(probe: Probe, head: Probe) -> HostFinding:
     if not probe.get("python_version"):
         return _bad("packages", "unknown without Python", "see python")
     missing = [
-        name for name in EQUAL_ON_NODES if not probe.get(f"version.{name}") and name not in OPTIONAL
+        name for name in EQUAL_ON_NODES if not probe.get(f"version.{name}") and name != "vllm"
     ]
     if missing:
         return _bad(

@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from typing import TYPE_CHECKING
 
-from cluster.packages import NEEDED, OPTIONAL, VERL_VERSION, versions
-from verl_mixed.checks.finding import Finding, bad, ok, problems, warning
+from verl_mixed.checks.finding import Finding, bad, from_problem, ok, problems, warning
+from verl_mixed.run.requirements import ALL, PROJECT, NotComplete, required, version_of
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 PLUGIN_NAME, PLUGIN_MODULE = "mixed_agent_loop", "agent_loop.plugin"
+
+OPTIONAL = ("vllm", "sglang", "accelerate", "peft", "datasets")
+"""Packages that some runs use; what they want of others is looked at too."""
 
 PLUGIN_S = 60.0
 
@@ -46,27 +49,37 @@ def python() -> list[Finding]:
 def packages() -> list[Finding]:
     """Packages that are missing, or whose versions exclude each other."""
     findings = [*missing(), *_unmet_requirements()]
-    shown = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
-    return findings or [ok("packages", shown)]
+    if findings:
+        return findings
+    shown = ", ".join(f"{one.name} {version_of(one.name)}" for one in required(ALL))
+    return [ok("packages", shown)]
 
 
 def missing() -> Iterator[Finding]:
-    """Needed packages that are not installed, and a verl of another release."""
+    """Packages of the extra `all` that are not installed, and a verl of another release."""
     remedy = "start run_mixed_training.sh once, or install it into the CONDA_ENV or VENV you use"
-    found = versions()
-    for name, number in found.items():
+    try:
+        wanted = required(ALL)
+    except NotComplete as error:
+        yield from_problem("packages", str(error).replace(": pip", "; pip", 1))
+        return
+    for one in wanted:
+        number = version_of(one.name)
         if number is None:
-            yield bad("packages", f"{name} is not installed", remedy)
-    if found["verl"] not in (None, VERL_VERSION):
-        text = f"verl is {found['verl']}; this project is written for {VERL_VERSION}"
-        yield bad("packages", text, remedy)
+            yield bad("packages", f"{one.name} is not installed", remedy)
+        elif one.name == "verl" and not one.specifier.contains(number, prereleases=True):
+            text = f"verl is {number}; this project is written for {one.specifier}"
+            yield bad("packages", text, remedy)
 
 
 def _unmet_requirements() -> list[Finding]:
     """Versions that installed packages exclude, then missing packages that they want."""
     from packaging.utils import canonicalize_name
 
-    ours = {canonicalize_name(name) for name in NEEDED}  # `missing` reports them
+    try:
+        ours = {canonicalize_name(one.name) for one in required(ALL)}  # `missing` reports them
+    except NotComplete:
+        return []
     excluded, lacking = [], []
     for owner, wanted, found in _requirements():
         words = f"{owner} wants {wanted.name}{wanted.specifier}"
@@ -83,7 +96,11 @@ def _requirements() -> Iterator[tuple[str, "Requirement", str | None]]:
     """(owner with its version, requirement that applies on this machine, installed version)."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    for name in (*NEEDED, *OPTIONAL):
+    of_ours = required(ALL)
+    for one in of_ours:
+        if one.name != "verl":  # `missing` looks at it
+            yield f"{PROJECT} {version_of(PROJECT)}", one, version_of(one.name)
+    for name in (*(one.name for one in of_ours), *OPTIONAL):
         if (owner := _installed(name)) is None:
             continue
         for text in owner.requires or []:
@@ -92,9 +109,7 @@ def _requirements() -> Iterator[tuple[str, "Requirement", str | None]]:
             except InvalidRequirement:
                 continue
             if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-                other = _installed(wanted.name)
-                found = None if other is None else other.version
-                yield f"{name} {owner.version}", wanted, found
+                yield f"{name} {owner.version}", wanted, version_of(wanted.name)
 
 
 def _installed(name: str):

@@ -49,7 +49,8 @@ from verl_mixed.checks.machine.services import ask_servers, judges
 from verl_mixed.checks.packages import entry_point
 from verl_mixed.run.compose import unset_problems
 from verl_mixed.run.name import name_problems
-from verl_mixed.run.sections import agent_loops, section_of
+from verl_mixed.run.requirements import NotComplete, refuse_without
+from verl_mixed.run.sections import agent_loops, named_sources, section_of
 from verl_mixed.run.settings import ADDRESS_KEY
 
 SET_BY_THE_RUN = frozenset({"host", "token", "limiter_path"})
@@ -81,6 +82,7 @@ def preflight(
     """
     found = mixture_problems(config, data=data)
     found += problems(entry_point())
+    found += _extra_problems(config, own_tool_server)
     found += unread_problems(config, changed)
     found += mode_problems(config)
     found += loop_problems(config)
@@ -158,6 +160,21 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
         *reward_problems(config),
         *(data_problems(config, agents) if data else ()),
     ]
+
+
+def _extra_problems(config: Mapping[str, Any], own_tool_server: bool) -> Iterator[str]:
+    """Extras of pyproject.toml that the run needs and that are not installed."""
+    needed = {"train": "a run"}
+    if own_tool_server:
+        needed["server"] = "the tool server that the run starts"
+    for name, source in named_sources(config).items():
+        if isinstance(source, Mapping) and source.get("tools"):
+            needed["tools"] = f"mixed.sources.{name}.tools"
+    for extra, what in needed.items():
+        try:
+            refuse_without(extra, what)
+        except NotComplete as error:
+            yield str(error)
 
 
 def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -111,7 +111,7 @@ def verl_folder() -> Path:
     if spec is None or spec.origin is None:
         problem = (
             "verl is not installed in this Python; in a checkout, start run_mixed_training.sh "
-            "once, else install the project with its dependencies"
+            "once, else pip install 'verl-mixed-agent-loop[train]'"
         )
         raise ConfigError([problem])
     return Path(spec.origin).parent

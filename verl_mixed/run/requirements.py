@@ -34,7 +34,7 @@ def required(*extras: str) -> "list[Requirement]":
         NotComplete: this project or `packaging` is not installed as a package.
     """
     try:
-        requirements = {str(one): one for one in _required({"", *extras})}
+        requirements = {one.name: one for one in _required({"", *extras})}
     except (PackageNotFoundError, ModuleNotFoundError) as error:
         raise NotComplete(
             f"the package {error.name} is not installed: pip install '{PROJECT}[{ALL}]', or "

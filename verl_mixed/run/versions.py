@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.packages import PROJECT, version_of, versions
 from config.disk import naming
+from verl_mixed.run.requirements import ALL, PROJECT, required, version_of
+
+ENGINES = ("vllm", "sglang")
+"""Packages of a run that no extra of `all` names."""
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -44,7 +47,8 @@ def commit_of(repository: Path = REPOSITORY) -> str | None:
 
 def versions_now(nodes: Sequence[str]) -> dict[str, Any]:
     """One line of `versions.jsonl`; `nodes` are addresses, and empty on one machine."""
-    packages = {"python": platform.python_version(), PROJECT: version_of(PROJECT), **versions()}
+    names = {PROJECT, *(one.name for one in required(ALL)), *ENGINES}
+    packages = {"python": platform.python_version()} | {name: version_of(name) for name in names}
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": commit_of(),
@@ -69,7 +73,7 @@ def note(path: Path, line: Mapping[str, Any]) -> list[str]:
     old, new = _names(last), _names(line)
     return [
         f"{name}: {old.get(name)} -> {new.get(name)}"
-        for name in sorted(old.keys() | new.keys())
+        for name in sorted(old.keys() & new.keys())  # an earlier release wrote fewer packages
         if old.get(name) != new.get(name)
     ]
 

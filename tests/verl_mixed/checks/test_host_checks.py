@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.packages import EQUAL_ON_NODES
+from cluster.inventory import EQUAL_ON_NODES
 from verl_mixed.checks.hosts import check_host, clock_skew_s, main, parse_probe, report
 
 GIB_KB = 1024 * 1024

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cluster.packages import EQUAL_ON_NODES
+from cluster.inventory import EQUAL_ON_NODES
 
 CONNECT_S = 3.0
 ANSWER_S = 5.0
