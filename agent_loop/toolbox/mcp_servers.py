@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
 
 
-class McpSource:
+class McpProvider:
     """The tools of an MCP server.
 
     Args:
@@ -169,19 +169,19 @@ class McpSource:
 class _TrajectoryServer:
     """The server of one trajectory."""
 
-    def __init__(self, source: McpSource) -> None:
-        self._source = source
+    def __init__(self, provider: McpProvider) -> None:
+        self._provider = provider
         self._resources = AsyncExitStack()
         self._connection: Connection | None = None
 
     async def start(self) -> list[Tool]:
-        source = self._source
-        tools = await source.tools()
-        if source.servers is not None:  # the deadline of the trajectory bounds the wait
-            await self._resources.enter_async_context(source.servers.hold_async())
-        connection = self._connection = source.connect()
+        provider = self._provider
+        tools = await provider.tools()
+        if provider.servers is not None:  # the deadline of the trajectory bounds the wait
+            await self._resources.enter_async_context(provider.servers.hold_async())
+        connection = self._connection = provider.connect()
         self._resources.push_async_callback(connection.close)
-        await _started(connection, source.entry)
+        await _started(connection, provider.entry)
         return [
             replace(tool, route=tool.route.limited(post=self._post))
             for tool in tools
@@ -201,7 +201,7 @@ class _TrajectoryServer:
                 tool=call.tool,
             )
         try:
-            return await self._source.ask(connection, call)
+            return await self._provider.ask(connection, call)
         except RequestFailed as failure:
             failure.blames_server = False  # those of the other trajectories still run
             raise

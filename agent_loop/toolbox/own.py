@@ -73,7 +73,7 @@ _Run = Callable[["ToolClient", Mapping[str, Any]], Awaitable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OwnTool:
+class _ServerTool:
     spec: ToolSpec
     run: _Run
     route: "Route | None"
@@ -83,7 +83,7 @@ class _OwnTool:
         return await self.run(client if self.route is None else client.on(self.route), arguments)
 
 
-class OwnSource:
+class ToolServerProvider:
     """Tools of the tool server.
 
     Args:
@@ -108,24 +108,24 @@ class OwnSource:
             "search": lambda client, a: search(client, a["query"], self._topk),
             "calculate": lambda client, a: calculate(client, a["expression"]),
         }
-        return [_OwnTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
+        return [_ServerTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
 
     def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolSession | None":
-        return _OwnSession(self, client) if self._keeps_state else None
+        return _InterpreterSession(self, client) if self._keeps_state else None
 
     async def close(self) -> None:
         pass
 
 
-class _OwnSession:
+class _InterpreterSession:
     """The interpreter of one trajectory."""
 
-    def __init__(self, source: OwnSource, client: "ToolClient") -> None:
-        self._source, self._client = source, client
+    def __init__(self, provider: ToolServerProvider, client: "ToolClient") -> None:
+        self._provider, self._client = provider, client
         self._interpreter = Interpreter(persistent=True)
 
     async def start(self) -> list[Tool]:
-        return self._source.tools_with(self._interpreter)
+        return self._provider.tools_with(self._interpreter)
 
     async def close(self) -> None:
         await self._interpreter.close(self._client)

@@ -55,7 +55,7 @@ main()
 What it prints goes to stderr, whose length is limited by itself."""
 
 
-class SandboxSource:
+class SandboxProvider:
     """A Python function that runs in the sandbox.
 
     Args:

@@ -180,7 +180,7 @@ class Tool(Protocol):
         ...
 
 
-class ToolSource(Protocol):
+class ToolProvider(Protocol):
     """The tools of one entry of `mixed.sources.<name>.tools`, shared by the trajectories of an
     event loop."""
 
@@ -210,7 +210,7 @@ class ToolSession(Protocol):
     """The state that the tools of an entry have for one trajectory."""
 
     async def start(self) -> list[Tool]:
-        """Make the state; the tools of this trajectory, with the specs of `ToolSource.tools`."""
+        """Make the state; the tools of this trajectory, with the specs of `ToolProvider.tools`."""
         ...
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.tool_actions import mistake
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSource, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSession, ToolSpec
 from agent_loop.turns.turn_loop import Observation
 from config.compat import timeout
 from tool_server.wire.protocol import ToolUnavailable
@@ -18,10 +18,10 @@ CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedSource:
+class OpenedProvider:
     """An entry of `tools`, and the names of the tools that it offers; None: all."""
 
-    source: ToolSource
+    provider: ToolProvider
     only: Sequence[str] | None = None
     target: str = ""
     """What the entry names. Trajectories start their state in the order of targets: if two waited
@@ -35,7 +35,7 @@ class Toolbox:
         opened: the entries, in order.
     """
 
-    def __init__(self, opened: Sequence[OpenedSource]) -> None:
+    def __init__(self, opened: Sequence[OpenedProvider]) -> None:
         self._opened = opened
         self._listing: asyncio.Task[dict[str, Tool]] | None = None
         self._tools: dict[str, Tool] | None = None
@@ -57,7 +57,7 @@ class Toolbox:
 
     async def _listed(self) -> dict[str, Tool]:
         found: list[Tool] = []
-        listing = [each.source.tools() for each in self._opened]
+        listing = [each.provider.tools() for each in self._opened]
         for each, tools in zip(self._opened, await asyncio.gather(*listing), strict=True):
             found += offered(tools, each.only)
         return by_name(found)
@@ -79,7 +79,7 @@ class Toolbox:
         sessions = [
             (each, session)
             for each in sorted(self._opened, key=lambda opened: opened.target)
-            if (session := each.source.begin(client, row)) is not None
+            if (session := each.provider.begin(client, row)) is not None
         ]
         return TrajectoryTools(self._tools, client, sessions)
 
@@ -91,7 +91,7 @@ class TrajectoryTools:
         self,
         tools: Mapping[str, Tool],
         client: ToolClient,
-        sessions: Sequence[tuple[OpenedSource, ToolSession]],
+        sessions: Sequence[tuple[OpenedProvider, ToolSession]],
     ) -> None:
         self._tools, self._client, self._sessions = dict(tools), client, sessions
 

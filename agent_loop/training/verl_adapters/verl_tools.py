@@ -63,7 +63,7 @@ def spec_of(tool: Any) -> ToolSpec:
     )
 
 
-class VerlSource:
+class VerlProvider:
     """Tools that verl loaded. An instance of a `BaseTool` is made and released for each call, as by
     verl's own loop.
 
