@@ -23,7 +23,7 @@ from agent_loop.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.prompts import with_system_text
 from agent_loop.records.trajectory_record import facts_of, pack, texts_of
 from agent_loop.rewards.judging import COMMON_PARTS, judge
-from agent_loop.toolbox.own import Interpreter
+from agent_loop.toolbox.own import CodeRunner
 from agent_loop.training.verl_adapters.engine_client import (
     current_version,
     request_of,
@@ -72,7 +72,7 @@ class TurnAgentLoop(AgentLoopBase):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.system_prompt = system_prompt
-        self.interpreter = Interpreter(persistent=persistent_interpreter)
+        self.interpreter = CodeRunner(persistent=persistent_interpreter)
         self.settings = settings_of(self.config)
 
     @abstractmethod

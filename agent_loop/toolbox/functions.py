@@ -26,7 +26,7 @@ from agent_loop.calls.routes import RequestFailed, Route, local_route
 from agent_loop.calls.servers import Server
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from samplers.module_file import module_of
 from tool_server.wire.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
@@ -305,7 +305,7 @@ class FunctionProvider:
     async def tools(self) -> list[Tool]:
         return [self._tool]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return None
 
     async def close(self) -> None:
@@ -346,7 +346,7 @@ class ClassProvider:
     async def tools(self) -> list[Tool]:
         return [LocalTool(spec=self.definition.spec, route=self._base)]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return _Instance(self, row)
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import START_S, Connection, StartFailed
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.toolbox.toolbox import check_only
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
@@ -90,7 +90,7 @@ class McpProvider:
             ]
         return list(self._tools)
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return _TrajectoryServer(self) if self.entry.per == "trajectory" else None
 
     async def close(self) -> None:

@@ -194,7 +194,7 @@ class ToolProvider(Protocol):
         """
         ...
 
-    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolSession | None":
+    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolState | None":
         """The state of one trajectory; None if the tools have none.
 
         Args:
@@ -206,7 +206,7 @@ class ToolProvider(Protocol):
     async def close(self) -> None: ...
 
 
-class ToolSession(Protocol):
+class ToolState(Protocol):
     """The state that the tools of an entry have for one trajectory."""
 
     async def start(self) -> list[Tool]:

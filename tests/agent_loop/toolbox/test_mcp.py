@@ -341,18 +341,18 @@ async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
 async def test_each_trajectory_has_its_server_which_ends_with_it(tmp_path):
     async with opened(tmp_path, per="trajectory", slots=2) as rig:
         assert not _children()  # that of the listing has ended
-        sessions = [rig.provider.begin(rig.client, {}) for _ in range(2)]
+        states = [rig.provider.begin(rig.client, {}) for _ in range(2)]
         counts = []
-        for session in sessions:
-            assert session is not None
-            tools = {tool.spec.name: tool for tool in await session.start()}
+        for state in states:
+            assert state is not None
+            tools = {tool.spec.name: tool for tool in await state.start()}
             counts += [(await tools["count"].call(rig.client, {})).text for _ in range(2)]
         assert counts == ["1", "2", "1", "2"]
         servers = rig.provider.servers
         assert servers is not None and in_use(servers) == len(_children()) == 2
-        for session in sessions:
-            assert session is not None
-            await session.close()
+        for state in states:
+            assert state is not None
+            await state.close()
         assert in_use(servers) == len(_children()) == 0
 
 
@@ -361,14 +361,14 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
         began = asyncio.Event()
 
         async def trajectory() -> None:
-            session = rig.provider.begin(rig.client, {})
-            assert session is not None
+            state = rig.provider.begin(rig.client, {})
+            assert state is not None
             try:
-                tools = {tool.spec.name: tool for tool in await session.start()}
+                tools = {tool.spec.name: tool for tool in await state.start()}
                 began.set()
                 await tools["hang"].call(rig.client, {})
             finally:
-                await session.close()
+                await state.close()
 
         task = asyncio.create_task(trajectory())
         await began.wait()
@@ -388,15 +388,15 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
 
 async def test_a_trajectory_whose_server_died_has_lost_its_state(tmp_path):
     async with opened(tmp_path, per="trajectory") as rig:
-        session = rig.provider.begin(rig.client, {})
-        assert session is not None
-        tools = {tool.spec.name: tool for tool in await session.start()}
+        state = rig.provider.begin(rig.client, {})
+        assert state is not None
+        tools = {tool.spec.name: tool for tool in await state.start()}
         with pytest.raises(ToolUnavailable, match="ended during the call"):
             await tools["die"].call(rig.client, {"x": 4})
         with pytest.raises(ToolUnavailable, match=r"and the state of the trajectory.*code 4"):
             await tools["echo"].call(rig.client, {"x": "a"})
         assert rig.provider._route.servers.all[0].failures_in_a_row == 0
-        await session.close()
+        await state.close()
 
 
 # --- no process is left ---------------------------------------------------------------------------

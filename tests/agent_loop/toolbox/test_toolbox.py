@@ -350,8 +350,8 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
             ended.append(self._name)
 
     async def trajectory() -> None:
-        sessions: Any = [(OpenedProvider(provider=Slow(n)), Slow(n)) for n in "abc"]  # type: ignore[arg-type]
-        async with TrajectoryTools({}, ToolClient("http://x", limiter=None), sessions):
+        states: Any = [(OpenedProvider(provider=Slow(n)), Slow(n)) for n in "abc"]  # type: ignore[arg-type]
+        async with TrajectoryTools({}, ToolClient("http://x", limiter=None), states):
             pass
 
     task = asyncio.ensure_future(trajectory())
