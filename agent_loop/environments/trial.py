@@ -10,7 +10,9 @@ from config.environments import EnvironmentEntry
 from config.schema import ToolConfig
 
 
-async def begun(entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConfig) -> Start:
+async def try_environment(
+    entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConfig
+) -> Start:
     """What the model reads first in the episode of a row, without the run's rate and slots.
 
     Raises:

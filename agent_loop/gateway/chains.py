@@ -86,7 +86,7 @@ class _Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Continuation:
     """Where a request goes on."""
 
     row: Row
@@ -108,7 +108,7 @@ class Chains:
         self.rows: list[Row] = []
         self._points: dict[bytes, _Point] = {}
 
-    def place(self, request: ModelRequest, temperature: float) -> Place:
+    def place(self, request: ModelRequest, temperature: float) -> Continuation:
         """Find the row that a request continues, or begin one. The row is busy until `say`.
 
         Raises:
@@ -133,12 +133,12 @@ class Chains:
             if row.is_busy or len(before) < len(tokens):  # an earlier place of the row
                 row, glue = self._begin(before + glue, "branch", row, tools, temperature), []
             row.history, row.digest, row.is_busy = texts, digests[-1], True
-            return Place(row=row, added=glue, read=read, reused=len(before))
+            return Continuation(row=row, added=glue, read=read, reused=len(before))
         ids = self._template.prompt_ids(messages, request.tools)
         cause, parent = self._why_new(texts, tools, temperature)
         row = self._begin(ids, cause, parent, tools, temperature)
         row.history, row.digest, row.is_busy = texts, digests[-1], True
-        return Place(row=row, added=[], read=len(ids), reused=0)
+        return Continuation(row=row, added=[], read=len(ids), reused=0)
 
     def say(self, row: Row, said: Mapping[str, Any] | None) -> None:
         """Note the model's message as the agent was told, after it was appended to the row; None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
 
-from agent_loop.gateway.chains import Chains, Place, PromptTemplate
+from agent_loop.gateway.chains import Chains, Continuation, PromptTemplate
 from agent_loop.gateway.wire import (
     Finish,
     ModelReply,
@@ -138,14 +138,14 @@ class Session:
         """
         self._check(request)
         temperature = self._temperature(request)
-        place = self._chains.place(request, temperature)
+        continuation = self._chains.place(request, temperature)
         said = None
         try:
-            reply, said = await self._say(request, place)
+            reply, said = await self._say(request, continuation)
         except ToolError as error:
             raise self.lose(error) from error
         finally:
-            self._chains.say(place.row, said)
+            self._chains.say(continuation.row, said)
         return reply
 
     def rollouts(self) -> list[Rollout]:
@@ -207,25 +207,28 @@ class Session:
             )
         return asked
 
-    async def _say(self, request: ModelRequest, place: Place) -> tuple[ModelReply, dict[str, Any]]:
-        row, rollout, codec = place.row, place.row.rollout, self.policy.codec
+    async def _say(
+        self, request: ModelRequest, continuation: Continuation
+    ) -> tuple[ModelReply, dict[str, Any]]:
+        row, rollout, codec = continuation.row, continuation.row.rollout, self.policy.codec
         trajectory = rollout.trajectory
-        room = self._room(trajectory) - len(place.added)
+        room = self._room(trajectory) - len(continuation.added)
         if room <= 0:
             raise self._used_up(
                 StopReason.RESPONSE_BUDGET,
-                f"the conversation has {place.read} tokens, and no room for an answer is left",
+                f"the conversation has {continuation.read} tokens, and no room for an answer is "
+                "left",
                 code="context_length_exceeded",
             )
         row.last_request = self._requests
         self._hand_over_calls(rollout)
-        if place.added:
-            trajectory.add_tool_tokens(place.added, codec.decode(place.added))
+        if continuation.added:
+            trajectory.add_tool_tokens(continuation.added, codec.decode(continuation.added))
         own = (
             self.policy.call_format.stop_texts if request.tools and self.policy.call_format else ()
         )
         language = _Stops([*own, *request.stop])
-        turn = Turn(read_tokens=place.read, reused_tokens=place.reused)
+        turn = Turn(read_tokens=continuation.read, reused_tokens=continuation.reused)
         rollout.turns.append(turn)
         own_limit = min(room, self.budget.max_turn_length or room)
         limit = min(own_limit, request.max_tokens or own_limit)
@@ -260,7 +263,7 @@ class Session:
         if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
             is_cut = not is_whole and turn.tokens >= own_limit
             self.exhausted = StopReason.RESPONSE_BUDGET if is_cut else None
-        return self._told(request, text, trajectory, place.read, is_whole, in_reasoning)
+        return self._told(request, text, trajectory, continuation.read, is_whole, in_reasoning)
 
     def _room(self, trajectory: Trajectory) -> int:
         """Tokens that a row may still have. A prompt longer than `prompt_length` has less."""

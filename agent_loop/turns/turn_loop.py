@@ -368,14 +368,14 @@ async def _run(
                 rollout.answer = actions[-1].content
                 return StopReason.ANSWERED
             room = budget.response_length - len(trajectory) - budget.answer_reserve
-            shown = await style.show(text, results, trajectory.ids, room)
-            if shown is None:
+            rendered = await style.show(text, results, trajectory.ids, room)
+            if rendered is None:
                 return StopReason.RESPONSE_BUDGET
-            if shown.drop:
-                keep = trajectory.segments[-1].length - shown.drop
+            if rendered.drop:
+                keep = trajectory.segments[-1].length - rendered.drop
                 kept = trajectory.engine_turns[-1][:keep]
                 trajectory.cut_turn(keep, codec.decode(kept))
-            trajectory.add_tool_tokens(shown.token_ids, shown.text)
+            trajectory.add_tool_tokens(rendered.token_ids, rendered.text)
     return StopReason.MAX_TURNS
 
 
