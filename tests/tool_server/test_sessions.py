@@ -133,7 +133,7 @@ async def test_an_interpreter_that_is_ended_for_another_ends_though_the_caller_l
 
     class Slow:
         @asynccontextmanager
-        async def session(self, *_: Any) -> AsyncIterator[OneCell]:
+        async def interpreter(self, *_: Any) -> AsyncIterator[OneCell]:
             yield OneCell()
             ends.set()
             await may_end.wait()
