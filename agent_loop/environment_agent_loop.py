@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agent_loop.environments.source import EnvironmentSource, Episode
+from agent_loop.environments.provider import EnvironmentProvider, Episode
 from agent_loop.native_agent_loop import NativeAgentLoop
 from agent_loop.prompts import opening_of
 from agent_loop.rewards.judging import COMMON_PARTS
@@ -49,9 +49,9 @@ class EnvironmentAgentLoop(NativeAgentLoop):
                 f"source={source} with agent={type(self).__name__} has no environment; set "
                 f"mixed.sources.{source}.environment"
             )
-        environment: EnvironmentSource = self.client.resource(
+        environment: EnvironmentProvider = self.client.resource(
             f"environment {own.environment.model_dump_json()}",
-            partial(EnvironmentSource, own.environment, self.client),
+            partial(EnvironmentProvider, own.environment, self.client),
         )
         self._episode = await environment.begin(self.client, row)
         try:

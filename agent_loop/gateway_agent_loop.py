@@ -2,8 +2,8 @@
 
 Each session has an address that speaks OpenAI's and Anthropic's protocols (`agent_loop.gateway`).
 An agent, a command or a function, is given the address and the row, and asks the policy what it
-likes. Its requests become the rows of the session. The session ends when the agent ends, at its
-deadline, or when its budget of turns is used up.
+likes. Its requests become the sequences of the session. The session ends when the agent ends, at
+its deadline, or when its budget of turns is used up.
 """
 
 import asyncio
@@ -163,10 +163,20 @@ class GatewayAgentLoop(NamedToolsLoop):
         return await self.act(action, self._extras)
 
     async def _generate(
-        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float, row: str
+        self,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int,
+        stop: Stop,
+        temperature: float,
+        sequence: str,
     ) -> Generated:
         return await self._engine.generate(
-            prompt_ids, max_tokens=max_tokens, stop=stop, request_id=row, temperature=temperature
+            prompt_ids,
+            max_tokens=max_tokens,
+            stop=stop,
+            request_id=sequence,
+            temperature=temperature,
         )
 
     def _policy(self) -> Policy:
@@ -198,7 +208,7 @@ class GatewayAgentLoop(NamedToolsLoop):
         )
 
     def _empty(self) -> Rollout:
-        """The row of a session without a request to the model."""
+        """The sequence of a session without a request to the model."""
         return Rollout(
             trajectory=Trajectory([self.tokenizer.eos_token_id]),
             stop_reason=StopReason.NO_ACTION,

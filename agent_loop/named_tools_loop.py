@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from agent_loop.toolbox.entries import toolbox_of
-from agent_loop.toolbox.own import OwnSource
+from agent_loop.toolbox.own import ToolServerProvider
 from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.toolbox.toolbox import OpenedSource, Toolbox, TrajectoryTools
-from agent_loop.training.verl_adapters.verl_tools import VerlSource
+from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox, TrajectoryTools
+from agent_loop.training.verl_adapters.verl_tools import VerlProvider
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns.tags import Action
 from agent_loop.turns.tool_messages import Render
@@ -108,9 +108,11 @@ class NamedToolsLoop(TurnAgentLoop):
         timeout_s = self.settings.tools.timeout
         return Toolbox(
             [
-                OpenedSource(source=OwnSource(own, topk=self._topk, persistent=self._persistent)),
-                OpenedSource(
-                    source=VerlSource(
+                OpenedProvider(
+                    provider=ToolServerProvider(own, topk=self._topk, persistent=self._persistent)
+                ),
+                OpenedProvider(
+                    provider=VerlProvider(
                         loaded, "verl's tools", lambda route: route, timeout_s, self.client.clock
                     )
                 ),

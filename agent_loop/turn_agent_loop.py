@@ -23,7 +23,7 @@ from agent_loop.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.prompts import with_system_text
 from agent_loop.records.trajectory_record import facts_of, pack, texts_of
 from agent_loop.rewards.judging import COMMON_PARTS, judge
-from agent_loop.toolbox.own import Interpreter
+from agent_loop.toolbox.own import CodeRunner
 from agent_loop.training.verl_adapters.engine_client import (
     current_version,
     request_of,
@@ -57,8 +57,8 @@ class TurnAgentLoop(AgentLoopBase):
     settings: LoopSettings
 
     several_rows: ClassVar[bool] = False
-    """Whether a session may be several rows. `verl-mixed check` then refuses settings in which the
-    gradient would depend on how a session is cut; see docs/masks.md."""
+    """Whether a session may be several sequences. `verl-mixed check` then refuses settings in which
+    the gradient would depend on how a session is cut; see docs/masks.md."""
 
     acts_at_end: ClassVar[bool] = False
     """Whether the actions of the last turn are run too; see `run_turns`."""
@@ -72,7 +72,7 @@ class TurnAgentLoop(AgentLoopBase):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.system_prompt = system_prompt
-        self.interpreter = Interpreter(persistent=persistent_interpreter)
+        self.interpreter = CodeRunner(persistent=persistent_interpreter)
         self.settings = settings_of(self.config)
 
     @abstractmethod
@@ -117,7 +117,7 @@ class TurnAgentLoop(AgentLoopBase):
         return tools.start_state_marker, tools.end_state_marker
 
     async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
-        """The conversations of a session, each of which is a row; the last one answers.
+        """The conversations of a session, each of which is a sequence; the last one answers.
 
         By default there is one. A loop with several overrides this method, calls `converse` for
         each, and sets `several_rows`.
@@ -131,7 +131,7 @@ class TurnAgentLoop(AgentLoopBase):
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, sampling_params: dict[str, Any], **row: Any
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """One output, or a list of them, one for each row of the session."""
+        """One output, or a list of them, one for each sequence of the session."""
         settings, source = self.settings, row["data_source"]
         client = await shared_client(settings.tools, settings.mixed)
         self.client = client.for_source(source)
@@ -142,7 +142,7 @@ class TurnAgentLoop(AgentLoopBase):
         finally:
             await self.end()
         version = current_version(self.server_manager, row)
-        check_rows(type(self), len(rollouts), source)
+        check_sequences(type(self), len(rollouts), source)
         judged = await judged_outputs(rollouts, row, self.client, settings, version)
         outputs: list[AgentLoopOutput] = [output for _, output in judged]
         return outputs if len(outputs) > 1 else outputs[0]
@@ -388,15 +388,15 @@ class JudgedOutput(AgentLoopOutput):
         return fields
 
 
-def check_rows(kind: type, rows: int, source: str) -> None:
-    """Refuse several rows of a loop that does not say that it may return them.
+def check_sequences(kind: type, sequences: int, source: str) -> None:
+    """Refuse several sequences of a loop that does not say that it may return them.
 
     Raises:
         TypeError: the class has no `several_rows = True`.
     """
-    if rows > 1 and not getattr(kind, "several_rows", False):
+    if sequences > 1 and not getattr(kind, "several_rows", False):
         raise TypeError(
-            f"the loop of source={source} returned {rows} outputs for one session, and "
+            f"the loop of source={source} returned {sequences} outputs for one session, and "
             f"{kind.__name__} does not say that it may; set several_rows = True in the class, so "
             "that `verl-mixed check` refuses settings in which the rows of a session cannot be "
             "weighted"
@@ -412,12 +412,12 @@ async def judged_outputs(
 ) -> list[tuple[Rollout, JudgedOutput]]:
     """Compute the reward of a session, log an error of its loop, and make verl's outputs.
 
-    The last row answers, and all rows get its reward. A fault in one row loses the whole session.
-    Rows without a token of the model are left out, except for the last one.
+    The last sequence answers, and all get its reward. A fault in one loses the whole session.
+    Sequences without a token of the model are left out, except for the last one.
 
     Args:
-        rollouts: the rows of the session, at least one.
-        version: current version of the weights, for a row without a turn.
+        rollouts: the sequences of the session, at least one.
+        version: current version of the weights, for a sequence without a turn.
     """
     source, last = row["data_source"], rollouts[-1]
     if (lost := next((each for each in rollouts if each.is_lost), None)) is not None:
@@ -451,21 +451,21 @@ async def judged_outputs(
 
 
 def _lose_as(rollout: Rollout, other: Rollout) -> None:
-    """Lose a row to the fault of another row of its session."""
+    """Lose a sequence to the fault of another one of its session."""
     if rollout is not other:
         rollout.lose(other.fault_tool, other.fault or "", other.stop_reason)
         rollout.loop_error = other.loop_error
         rollout.trajectory.without_gradient()
 
 
-def _place_of(parent: Rollout | None, rows: Sequence[Rollout]) -> int | None:
-    return next((place for place, each in enumerate(rows) if each is parent), None)
+def _place_of(parent: Rollout | None, sequences: Sequence[Rollout]) -> int | None:
+    return next((place for place, each in enumerate(sequences) if each is parent), None)
 
 
 def _output_of(
     rollout: Rollout, facts: Mapping[str, Any], settings: LoopSettings, version: int
 ) -> JudgedOutput:
-    """verl's output of one row.
+    """verl's output of one sequence.
 
     Args:
         facts: of its session, with the parts of the reward.

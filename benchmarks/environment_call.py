@@ -3,10 +3,10 @@
     python -m benchmarks.environment_call [--steps 2000] [--rounds 5] [--openenv PYTHON]
 
 Counted is the CPU time of the caller (`time.process_time`), without that of the server. The bare
-client and our source take turns at the same server; ours has the limiter, the slots and the
+client and our provider take turns at the same server; ours has the limiter, the slots and the
 deadline of a run. Printed are medians over the rounds. `--openenv` is an interpreter with OpenEnv's
 server (tests/fakes/environment_hubs/openenv.txt); OpenEnv's client must be on PYTHONPATH. A class
-in the loop's process has no client: its row says what the source adds to the call.
+in the loop's process has no client: its row says what the provider adds to the call.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import aiohttp
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.limiter import make_limiter
 from agent_loop.calls.own_limits import limited
-from agent_loop.environments.source import EnvironmentSource
+from agent_loop.environments.provider import EnvironmentProvider
 from config.environments import EnvironmentEntry
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from rate_limit.slots import FileSlots
@@ -40,7 +40,7 @@ GOAL_OF_BARE = 1.3
 START_S = 60.0
 TEXT = "I go to the left, because the other ways are closed."
 SEEN = "You stand at a crossing. There are doors in the north, in the east and in the west. " * 6
-WITHOUT = "EnvironmentSource, no limiter and slots"
+WITHOUT = "EnvironmentProvider, no limiter and slots"
 ROOT = Path(__file__).parents[1]
 
 Step = Callable[[], Awaitable[object]]
@@ -117,7 +117,7 @@ async def ours(
         slots=FileSlots(folder / "run.slots", AT_ONCE) if has_limits else None,
         limits=partial(limited, tools=config, mixed=mixed),
     ) as client:
-        source = EnvironmentSource(EnvironmentEntry.model_validate(entry), client)
+        provider = EnvironmentProvider(EnvironmentEntry.model_validate(entry), client)
         for_source = client.for_source("a")
         row = {
             "data_source": "a",
@@ -127,12 +127,12 @@ async def ours(
         }
 
         async def begin() -> Step:
-            return partial((await source.begin(for_source, row)).step, action)
+            return partial((await provider.begin(for_source, row)).step, action)
 
         try:
             yield begin
         finally:
-            await source.close()
+            await provider.close()
 
 
 async def cpu_per_step_us(client: Open, folder: Path, steps: int) -> float:
@@ -209,7 +209,7 @@ def main() -> None:
             "ours, HTTP",
             {
                 "bare aiohttp": partial(bare_http, url=url),
-                "EnvironmentSource": partial(ours, action=TEXT, use=url),
+                "EnvironmentProvider": partial(ours, action=TEXT, use=url),
                 WITHOUT: partial(ours, action=TEXT, has_limits=False, use=url),
             },
         )
@@ -227,7 +227,7 @@ def main() -> None:
                 "OpenEnv",
                 {
                     "bare GenericEnvClient": partial(bare_openenv, url=url),
-                    "EnvironmentSource": mine,
+                    "EnvironmentProvider": mine,
                     WITHOUT: partial(mine, has_limits=False),
                 },
             )
@@ -236,7 +236,7 @@ def main() -> None:
         "none",
         {
             "bare class": bare_class,
-            "EnvironmentSource, where: loop": in_loop,
+            "EnvironmentProvider, where: loop": in_loop,
             WITHOUT: partial(in_loop, has_limits=False),
         },
     )

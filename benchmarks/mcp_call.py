@@ -24,7 +24,7 @@ from mcp import Client, StdioServerParameters
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.limiter import make_limiter
 from agent_loop.calls.own_limits import limited
-from agent_loop.toolbox.mcp_servers import McpSource
+from agent_loop.toolbox.mcp_servers import McpProvider
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
@@ -63,8 +63,8 @@ async def ours(command: str, folder: Path, own_limits: bool = False) -> AsyncIte
         slots=FileSlots(folder / "run.slots", AT_ONCE),
         limits=partial(limited, tools=config, mixed=mixed),
     ) as client:
-        source = McpSource(ToolEntry(mcp=command, **limits), client)  # type: ignore[arg-type]
-        [tool] = [tool for tool in await source.tools() if tool.spec.name == "echo"]
+        provider = McpProvider(ToolEntry(mcp=command, **limits), client)  # type: ignore[arg-type]
+        [tool] = [tool for tool in await provider.tools() if tool.spec.name == "echo"]
         for_source = client.for_source("a")
 
         async def ask(text: str) -> object:
@@ -73,7 +73,7 @@ async def ours(command: str, folder: Path, own_limits: bool = False) -> AsyncIte
         try:
             yield ask
         finally:
-            await source.close()
+            await provider.close()
 
 
 CLIENTS: dict[str, Open] = {

@@ -28,7 +28,7 @@ from rate_limit.forks import after_fork
 from rate_limit.gcra import (
     SECOND_NS,
     YEAR_NS,
-    Arrivals,
+    GcraState,
     LimiterTimeout,
     Rate,
     overloaded,
@@ -36,7 +36,7 @@ from rate_limit.gcra import (
     pause_ns,
     reserve,
 )
-from rate_limit.shares import Grant, Spread
+from rate_limit.shares import Reservation, SharedState
 from rate_limit.snapshot import ABANDONED, REFUSED, WAITING, Snapshot, of_passed
 from rate_limit.state_file import (
     FARTHEST_NS,
@@ -76,7 +76,7 @@ class _Want(NamedTuple):
 class _Slot(NamedTuple):
     """A reservation: its time, and the state before and after it."""
 
-    grant: Grant
+    reservation: Reservation
     epoch: int
     want: _Want
     made_ns: int
@@ -85,14 +85,14 @@ class _Slot(NamedTuple):
 
     @property
     def start_ns(self) -> int:
-        return self.grant.start_ns
+        return self.reservation.start_ns
 
     @property
     def passes_at_once(self) -> bool:
         return self.is_due(self.made_ns)
 
     def is_due(self, now_ns: int) -> bool:
-        return self.grant.start_ns <= now_ns and self.grant.mark is None
+        return self.reservation.start_ns <= now_ns and self.reservation.mark is None
 
 
 class FileRateLimiter(RateLimiter):
@@ -277,8 +277,8 @@ class FileRateLimiter(RateLimiter):
         rate = file.rate
         if self._left or rate.weights or rate.min_interval_ns or total > rate.burst:
             return False
-        assert isinstance(state, Arrivals)
-        start_ns, after = reserve(state, now_ns, total, rate, pace_at(file.terms, now_ns))
+        assert isinstance(state, GcraState)
+        start_ns, after = reserve(state, now_ns, total, rate, pace_at(file.throttle, now_ns))
         if start_ns > now_ns:
             return False
         file.write(after)
@@ -357,7 +357,7 @@ class FileRateLimiter(RateLimiter):
             try:
                 while (left_ns := slot.start_ns - self._clock_ns()) > 0:  # a sleep may end early
                     yield left_ns / SECOND_NS
-                if slot.grant.mark is None and self._file.still(slot.epoch):
+                if slot.reservation.mark is None and self._file.still(slot.epoch):
                     continue
                 deadline_ns = max(slot.want.deadline_ns, slot.start_ns)
                 yield from self._lock(deadline_ns, blocking, slot.want)
@@ -377,23 +377,23 @@ class FileRateLimiter(RateLimiter):
             LimiterTimeout: the other slot is beyond the deadline; nothing is reserved.
         """
         state, now_ns = self._read()
-        is_void = self._file.terms.epoch != slot.epoch
-        if not is_void and slot.grant.mark is None:
+        is_void = self._file.throttle.epoch != slot.epoch
+        if not is_void and slot.reservation.mark is None:
             return slot
-        counted_on = None if is_void else slot.grant
+        counted_on = None if is_void else slot.reservation
         try:
             again, after = self._granted(state, now_ns, slot.want, counted_on)
         except LimiterTimeout:
-            if not is_void and isinstance(state, Spread):
-                self._file.write(shared.leave(slot.grant, state, slot.want.n))
+            if not is_void and isinstance(state, SharedState):
+                self._file.write(shared.leave(slot.reservation, state, slot.want.n))
             raise
-        self._file.write(after._replace(granted=state.granted))  # counted at the first grant
+        self._file.write(after._replace(granted=state.granted))  # counted at the first reservation
         return again
 
     def _read(self) -> tuple[State, int]:
         """The state and the time; the lock must be held."""
         state, now_ns = self._file.read(), self._file.now_ns
-        self._stats.sample(now_ns, state.granted, self._file.terms.epoch)
+        self._stats.sample(now_ns, state.granted, self._file.throttle.epoch)
         return state, now_ns
 
     def _count_at_once(self, slot: _Slot) -> None:
@@ -407,39 +407,39 @@ class FileRateLimiter(RateLimiter):
         return self._granted(state, now_ns, want)
 
     def _granted(
-        self, state: State, now_ns: int, want: _Want, counted_on: Grant | None = None
+        self, state: State, now_ns: int, want: _Want, counted_on: Reservation | None = None
     ) -> tuple[_Slot, State]:
         """A new slot, and the state after it.
 
-        `counted_on` is the caller's earlier grant of spare tokens, which may be void.
+        `counted_on` is the caller's earlier reservation of spare tokens, which may be void.
         """
         n, source, entered_ns, deadline_ns = want
-        rate, terms = self._file.rate, self._file.terms
-        pace = pace_at(terms, now_ns)
-        if isinstance(state, Arrivals):
+        rate, throttle = self._file.rate, self._file.throttle
+        pace = pace_at(throttle, now_ns)
+        if isinstance(state, GcraState):
             start_ns, after = reserve(state, now_ns, n, rate, pace)
-            grant = Grant(start_ns)
+            reservation = Reservation(start_ns)
         elif counted_on is None:
-            grant, after = shared.reserve(state, now_ns, n, rate, pace, source)
+            reservation, after = shared.reserve(state, now_ns, n, rate, pace, source)
         else:
-            grant, after = shared.confirm(counted_on, state, now_ns, n, rate, pace, source)
+            reservation, after = shared.confirm(counted_on, state, now_ns, n, rate, pace, source)
         if arithmetic_of(rate).latest_ns(after, rate) > now_ns + FARTHEST_NS + rate.burst_ns:
             raise OverflowError(
                 f"cannot reserve n={n} calls from {self.path}: the last one is more than a year "
                 "away; raise the rate"
             )
-        if grant.start_ns > max(deadline_ns, now_ns):
+        if reservation.start_ns > max(deadline_ns, now_ns):
             self._stats.add(source, {REFUSED: n})
             raise LimiterTimeout(
                 f"no slot for n={n} calls from {self.path}: the next is "
-                f"{(grant.start_ns - entered_ns) / SECOND_NS:.3f} s away, beyond "
+                f"{(reservation.start_ns - entered_ns) / SECOND_NS:.3f} s away, beyond "
                 f"timeout_s={(deadline_ns - entered_ns) / SECOND_NS}; wait longer or raise the rate"
             )
-        return _Slot(grant, terms.epoch, want, now_ns, state, after), after
+        return _Slot(reservation, throttle.epoch, want, now_ns, state, after), after
 
     def _reuse(self, want: _Want, now_ns: int) -> _Slot | None:
         """The next slot of a cancelled caller that fits; drops slots whose time has passed."""
-        epoch, latest_ns = self._file.terms.epoch, max(want.deadline_ns, now_ns)
+        epoch, latest_ns = self._file.throttle.epoch, max(want.deadline_ns, now_ns)
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
             self._left.remove(slot)  # in place, because another thread may be adding one
             self._stats.add(slot.want.source, {ABANDONED: slot.want.n})
@@ -483,14 +483,14 @@ class FileRateLimiter(RateLimiter):
         """The state after giving back one slot of `_left`; None if none can be given back."""
         for slot in self._left:
             n, source, rate = slot.want.n, slot.want.source, self.rate
-            if slot.epoch != self._file.terms.epoch:
+            if slot.epoch != self._file.throttle.epoch:
                 without = None
-            elif isinstance(state, Arrivals) or isinstance(slot.after, Arrivals):
+            elif isinstance(state, GcraState) or isinstance(slot.after, GcraState):
                 without = slot.before if state == slot.after else None
-            elif slot.grant.mark is not None:
-                without = shared.leave(slot.grant, state, n)
+            elif slot.reservation.mark is not None:
+                without = shared.leave(slot.reservation, state, n)
             else:
-                assert isinstance(slot.before, Spread)
+                assert isinstance(slot.before, SharedState)
                 without = shared.undo(slot.before, slot.made_ns, slot.after, state, n, rate, source)
             if without is not None:
                 self._left.remove(slot)
@@ -503,10 +503,10 @@ class FileRateLimiter(RateLimiter):
         file = self._file
         try:
             state, now_ns = self._read()
-            state, terms = arithmetic_of(file.rate).penalise(
-                state, file.terms, now_ns, length_ns, file.rate
+            state, throttle = arithmetic_of(file.rate).penalise(
+                state, file.throttle, now_ns, length_ns, file.rate
             )
-            file.write(state, overloaded(terms, now_ns) if self.adaptive else terms)
+            file.write(state, overloaded(throttle, now_ns) if self.adaptive else throttle)
         finally:
             file.unlock()
 

@@ -32,7 +32,7 @@ _MOST_PARTS = 2**30
 _MOST_SHARES, _MOST_WEIGHT = 17, 10**4
 
 FULL_PACE = 2**20
-"""`Terms.pace` of the full rate."""
+"""`Throttle.pace` of the full rate."""
 
 SLOWEST_PACE = FULL_PACE // 64
 RECOVERY_NS = 30 * SECOND_NS
@@ -171,7 +171,7 @@ class Rate:
         return -(-n * self.interval_parts // self.parts_per_ns)
 
 
-class Arrivals(NamedTuple):
+class GcraState(NamedTuple):
     """The state that every call changes: theoretical arrival times, in nanoseconds on one clock."""
 
     tat_ns: int
@@ -187,8 +187,8 @@ class Arrivals(NamedTuple):
     """Calls granted since the state was made."""
 
 
-class Terms(NamedTuple):
-    """The state that changes rarely."""
+class Throttle(NamedTuple):
+    """What slows all calls: pauses and overloads that servers reported. It changes rarely."""
 
     epoch: int = 0
     """It changes when waiting reservations become void."""
@@ -212,27 +212,27 @@ class Terms(NamedTuple):
     """The first overload that counts in `strikes`."""
 
 
-def idle(rate: Rate | None = None) -> Arrivals:
+def idle(rate: Rate | None = None) -> GcraState:
     """The state after a long time without calls: a whole burst may pass."""
-    return Arrivals(0, 0, 0, 0)
+    return GcraState(0, 0, 0, 0)
 
 
-def drained(now_ns: int, rate: Rate, granted: int = 0) -> Arrivals:
+def drained(now_ns: int, rate: Rate, granted: int = 0) -> GcraState:
     """The state with an empty bucket at `now_ns`, which allows nothing too early.
 
     It is used when the state was lost: the calls granted so far moved the TAT at most this far.
     """
     spaced_ns = now_ns + rate.burst * rate.min_interval_ns
-    return Arrivals(now_ns + rate.burst_ns, 0, spaced_ns, granted)
+    return GcraState(now_ns + rate.burst_ns, 0, spaced_ns, granted)
 
 
 def reserve(
-    arrivals: Arrivals, now_ns: int, n: int, rate: Rate, pace: int = FULL_PACE
-) -> tuple[int, Arrivals]:
-    """Grant the next n calls.
+    state: GcraState, now_ns: int, n: int, rate: Rate, pace: int = FULL_PACE
+) -> tuple[int, GcraState]:
+    """Reserve the next n calls.
 
     Args:
-        arrivals: the state now.
+        state: the state now.
         now_ns: the time now.
         n: calls that pass together, >= 1; above the burst they count as passing one by one at the
             sustained rate, and are granted when the last of them may.
@@ -240,18 +240,18 @@ def reserve(
         pace: share of the rate in force, of `FULL_PACE`.
 
     Returns:
-        (when the n calls may pass, at least `now_ns`; the state after the grant).
+        (when the n calls may pass, at least `now_ns`; the state after the reservation).
 
     Raises:
         OverflowError: the calls could pass only centuries from now.
     """
     parts = rate.parts_per_ns
-    now, tat = now_ns * parts, arrivals.tat_ns * parts + arrivals.tat_parts
+    now, tat = now_ns * parts, state.tat_ns * parts + state.tat_parts
     start = max(now, tat + (n - rate.burst) * rate.interval_parts)
     if n > rate.burst:
         start = max(start, now + (n - rate.burst) * rate.interval_parts)
-    start_ns = max(-(-start // parts), arrivals.spaced_ns)
-    late = n <= rate.burst and start_ns == arrivals.spaced_ns
+    start_ns = max(-(-start // parts), state.spaced_ns)
+    late = n <= rate.burst and start_ns == state.spaced_ns
     tat = max(tat, start_ns * parts if late else now)
     cost = n * rate.interval_parts
     tat += cost if pace == FULL_PACE else cost * FULL_PACE // pace
@@ -259,29 +259,29 @@ def reserve(
     if tat_ns > _FARTHEST_NS:
         raise OverflowError(f"cannot reserve n={n} calls: the last one is centuries away")
     spaced_ns = start_ns + n * rate.min_interval_ns
-    return start_ns, Arrivals(tat_ns, tat - tat_ns * parts, spaced_ns, arrivals.granted + n)
+    return start_ns, GcraState(tat_ns, tat - tat_ns * parts, spaced_ns, state.granted + n)
 
 
 def penalise(
-    arrivals: Arrivals, terms: Terms, now_ns: int, pause_ns: int, rate: Rate
-) -> tuple[Arrivals, Terms]:
+    state: GcraState, throttle: Throttle, now_ns: int, pause_ns: int, rate: Rate
+) -> tuple[GcraState, Throttle]:
     """Pause all calls until `now_ns + pause_ns`, including calls that already wait.
 
     After the pause, calls pass at the sustained rate without a burst. A pause that ends no later
     than the current one only increases the count, so many callers may report the same pause.
     """
-    terms = terms._replace(penalties=terms.penalties + 1)
+    throttle = throttle._replace(penalties=throttle.penalties + 1)
     paused_ns = now_ns + pause_ns
-    if not pause_ns or paused_ns <= terms.paused_ns:
-        return arrivals, terms
+    if not pause_ns or paused_ns <= throttle.paused_ns:
+        return state, throttle
     # Waiting reservations become void; calls that passed moved the TAT at most to `drained`.
     limit = drained(now_ns, rate)
     tau_ns = rate.for_calls_ns(rate.burst - 1)  # how far the TAT of a call that passes is ahead
-    tat_ns = max(min(arrivals.tat_ns + 1, limit.tat_ns), paused_ns + tau_ns)
-    spaced_ns = min(arrivals.spaced_ns, limit.spaced_ns)
+    tat_ns = max(min(state.tat_ns + 1, limit.tat_ns), paused_ns + tau_ns)
+    spaced_ns = min(state.spaced_ns, limit.spaced_ns)
     return (
-        Arrivals(tat_ns, 0, spaced_ns, arrivals.granted),
-        terms._replace(epoch=terms.epoch + 1, paused_ns=paused_ns),
+        GcraState(tat_ns, 0, spaced_ns, state.granted),
+        throttle._replace(epoch=throttle.epoch + 1, paused_ns=paused_ns),
     )
 
 
@@ -298,36 +298,36 @@ def pause_ns(retry_after_s: float) -> int:
     return int(retry_after_s * SECOND_NS)
 
 
-def joined(one: Arrivals, other: Arrivals, now_ns: int, rate: Rate) -> Arrivals:
+def joined(one: GcraState, other: GcraState, now_ns: int, rate: Rate) -> GcraState:
     """A state that allows no more than either of two states, for when no reservation waits."""
     limit = drained(now_ns, rate)
     known = min((other.tat_ns, other.tat_parts), (limit.tat_ns, 0))
-    return Arrivals(
+    return GcraState(
         *max((one.tat_ns, one.tat_parts), known),
         max(one.spaced_ns, min(other.spaced_ns, limit.spaced_ns)),
         max(one.granted, other.granted),
     )
 
 
-def latest_ns(arrivals: Arrivals, rate: Rate) -> int:
+def latest_ns(state: GcraState, rate: Rate) -> int:
     """The theoretical arrival time that is farthest ahead."""
-    return max(arrivals.tat_ns, arrivals.spaced_ns)
+    return max(state.tat_ns, state.spaced_ns)
 
 
-def overloaded(terms: Terms, now_ns: int) -> Terms:
+def overloaded(throttle: Throttle, now_ns: int) -> Throttle:
     """Count an overload (429, 503) that a server reported; a storm of overloads halves the rate."""
-    if now_ns - terms.struck_ns > STORM_NS:
-        return terms._replace(strikes=1, struck_ns=now_ns)
-    strikes = terms.strikes + 1
+    if now_ns - throttle.struck_ns > STORM_NS:
+        return throttle._replace(strikes=1, struck_ns=now_ns)
+    strikes = throttle.strikes + 1
     if strikes != STORM_STRIKES:
-        return terms._replace(strikes=strikes)
-    pace = max(SLOWEST_PACE, pace_at(terms, now_ns) // 2)
-    return terms._replace(strikes=strikes, pace=pace, paced_ns=now_ns)
+        return throttle._replace(strikes=strikes)
+    pace = max(SLOWEST_PACE, pace_at(throttle, now_ns) // 2)
+    return throttle._replace(strikes=strikes, pace=pace, paced_ns=now_ns)
 
 
-def pace_at(terms: Terms, now_ns: int) -> int:
+def pace_at(throttle: Throttle, now_ns: int) -> int:
     """The part of the rate in force, out of `FULL_PACE`; it recovers linearly."""
-    if terms.pace >= FULL_PACE:
+    if throttle.pace >= FULL_PACE:
         return FULL_PACE
-    recovered = max(0, now_ns - terms.paced_ns) * FULL_PACE // RECOVERY_NS
-    return min(FULL_PACE, terms.pace + recovered)
+    recovered = max(0, now_ns - throttle.paced_ns) * FULL_PACE // RECOVERY_NS
+    return min(FULL_PACE, throttle.pace + recovered)

@@ -47,9 +47,9 @@ from typing import NamedTuple
 from rate_limit.gcra import (
     FULL_PACE,
     SECOND_NS,
-    Arrivals,
+    GcraState,
     Rate,
-    Terms,
+    Throttle,
     drained,
     idle,
     overloaded,
@@ -149,8 +149,8 @@ class Keeper:
         """Processes for which there is an answer."""
 
         self._rate, _ = split_burst(limits.rate)
-        self._arrivals = idle() if fresh else drained(now_ns + HORIZON_NS, self._rate)
-        self._terms = Terms()
+        self._state = idle() if fresh else drained(now_ns + HORIZON_NS, self._rate)
+        self._throttle = Throttle()
         per_batch = _BATCH_NS * self._rate.parts_per_ns // self._rate.interval_parts
         self._batch = max(1, min(per_batch, self._rate.burst))
         weights = dict(limits.rate.weights) or {"": 1}
@@ -195,7 +195,7 @@ class Keeper:
         granted = tuple((caller, start_ns - now_ns) for caller, start_ns in state.granted)
         refused = tuple((caller, start_ns - now_ns) for caller, start_ns in state.refused)
         state.granted, state.refused = [], []
-        return Answer(True, self._terms.epoch, held_ns, granted, refused)
+        return Answer(True, self._throttle.epoch, held_ns, granted, refused)
 
     def advance(self, now_ns: int) -> None:
         """Grant the slots that are near."""
@@ -227,15 +227,15 @@ class Keeper:
 
     def penalise(self, pause_ns: int, now_ns: int) -> None:
         """A server pushes back: no more slots before the pause is over, spare ones are void."""
-        pushed, terms = penalise(self._arrivals, self._terms, now_ns, pause_ns, self._rate)
-        if pushed.tat_ns > self._arrivals.tat_ns:  # near slots may still pass, so they count
-            spaced_ns = max(pushed.spaced_ns, self._arrivals.spaced_ns)
-            self._arrivals = pushed._replace(spaced_ns=spaced_ns)
-        if terms.epoch != self._terms.epoch:
+        pushed, throttle = penalise(self._state, self._throttle, now_ns, pause_ns, self._rate)
+        if pushed.tat_ns > self._state.tat_ns:  # near slots may still pass, so they count
+            spaced_ns = max(pushed.spaced_ns, self._state.spaced_ns)
+            self._state = pushed._replace(spaced_ns=spaced_ns)
+        if throttle.epoch != self._throttle.epoch:
             self.news.update(self._processes)
-        self._terms = overloaded(terms, now_ns) if self.limits.adaptive else terms
-        for place in self._drop(lambda place: place.is_late(terms.paused_ns)):
-            self._refuse(place, terms.paused_ns)
+        self._throttle = overloaded(throttle, now_ns) if self.limits.adaptive else throttle
+        for place in self._drop(lambda place: place.is_late(throttle.paused_ns)):
+            self._refuse(place, throttle.paused_ns)
         self.advance(now_ns)
 
     def snapshot(self, now_ns: int) -> Snapshot:
@@ -250,11 +250,11 @@ class Keeper:
         return Snapshot(
             per_minute=rate.per_minute,
             burst=rate.burst,
-            granted=self._arrivals.granted,
+            granted=self._state.granted,
             utilisation=minute / rate.per_minute,
-            penalties=self._terms.penalties,
-            rate_factor=pace_at(self._terms, now_ns) / FULL_PACE,
-            paused_s=max(0, self._terms.paused_ns - now_ns) / SECOND_NS,
+            penalties=self._throttle.penalties,
+            rate_factor=pace_at(self._throttle, now_ns) / FULL_PACE,
+            paused_s=max(0, self._throttle.paused_ns - now_ns) / SECOND_NS,
             abandoned=self._wasted + sum(counts[ABANDONED] for counts in totals.values()),
             sources={name: SourceSnapshot.of(totals[name]) for name in sorted(totals)},
         )
@@ -262,8 +262,8 @@ class Keeper:
     def _line(self, source: str) -> "_Queue":
         return self._lines.get(source) or self._lines[""]
 
-    def _reserve(self, n: int, now_ns: int) -> tuple[int, Arrivals]:
-        return reserve(self._arrivals, now_ns, n, self._rate, pace_at(self._terms, now_ns))
+    def _reserve(self, n: int, now_ns: int) -> tuple[int, GcraState]:
+        return reserve(self._state, now_ns, n, self._rate, pace_at(self._throttle, now_ns))
 
     def _enter(self, process: str, want: Want, now_ns: int) -> None:
         """Join the queue, unless the slot would be too late."""
@@ -288,17 +288,17 @@ class Keeper:
             for other in self._lines.values()
             if other is not line
         )
-        arrivals, rate, pace = self._arrivals, self._rate, pace_at(self._terms, now_ns)
+        state, rate, pace = self._state, self._rate, pace_at(self._throttle, now_ns)
         if ahead:
             ahead_ns = rate.for_calls_ns(ahead) * FULL_PACE // pace
-            arrivals = arrivals._replace(
-                tat_ns=max(arrivals.tat_ns, now_ns) + ahead_ns,
-                spaced_ns=max(arrivals.spaced_ns, now_ns) + ahead * rate.min_interval_ns,
+            state = state._replace(
+                tat_ns=max(state.tat_ns, now_ns) + ahead_ns,
+                spaced_ns=max(state.spaced_ns, now_ns) + ahead * rate.min_interval_ns,
             )
-        return reserve(arrivals, now_ns, n, rate, pace)[0]
+        return reserve(state, now_ns, n, rate, pace)[0]
 
-    def _grant(self, line: "_Queue", n: int, after: Arrivals, now_ns: int) -> None:
-        self._arrivals = after
+    def _grant(self, line: "_Queue", n: int, after: GcraState, now_ns: int) -> None:
+        self._state = after
         self._virtual = max(self._virtual, line.tag)
         line.tag += n / line.weight
         second = now_ns // SECOND_NS
@@ -336,7 +336,7 @@ class Keeper:
         self.news.discard(process)
 
     def _drop(self, leaves: "Callable[[_Place], bool]") -> "list[_Place]":
-        """Remove places from the queues; the partial grants of a caller of more than a burst are
+        """Remove places from the queues; the partial slots of a caller of more than a burst are
         lost."""
         gone: list[_Place] = []
         for line in self._lines.values():

@@ -8,9 +8,9 @@ than burst + rate * t calls, the same as without shares.
 
 A call takes a token of its own source or a spare token, whichever comes first. The time of its own
 token is certain. The time of a spare token is an estimate, because it assumes that the other
-sources stay idle. Such a grant has a mark, and its owner calls `confirm` at that time. If the spare
-token is not there, and an own token would have come meanwhile, the call queues behind the waiting
-calls of its source. So a call waits in its source's queue at most twice.
+sources stay idle. Such a reservation has a mark, and its owner calls `confirm` at that time. If the
+spare token is not there, and an own token would have come meanwhile, the call queues behind the
+waiting calls of its source. So a call waits in its source's queue at most twice.
 
 Example: one call a second, burst 6, weights a 3, b 1, and 1 for all other sources. The bucket of
 each source holds 1 token and the spare bucket 3. All buckets are empty at time 0. Source a gets a
@@ -41,10 +41,10 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from rate_limit.gcra import FULL_PACE, Rate, Terms
+from rate_limit.gcra import FULL_PACE, Rate, Throttle
 
 
-class Spread(NamedTuple):
+class SharedState(NamedTuple):
     """The state that every call changes."""
 
     own: tuple[int, ...]
@@ -61,13 +61,13 @@ class Spread(NamedTuple):
     """The spare bucket's clock: the tokens that it has received."""
 
     generation: int
-    """It changes when grants of spare tokens become void."""
+    """It changes when reservations of spare tokens become void."""
 
     granted: int
     """Calls granted since the state was made."""
 
 
-class Grant(NamedTuple):
+class Reservation(NamedTuple):
     """The time at which calls may pass."""
 
     start_ns: int
@@ -105,175 +105,180 @@ def _buckets(rate: Rate) -> _Buckets:
     )
 
 
-def idle(rate: Rate) -> Spread:
+def idle(rate: Rate) -> SharedState:
     """The state with all buckets full, after a long time without calls."""
-    return Spread((0,) * len(rate.weights), 0, 0, 0, 0, 0)
+    return SharedState((0,) * len(rate.weights), 0, 0, 0, 0, 0)
 
 
-def drained(now_ns: int, rate: Rate, granted: int = 0) -> Spread:
+def drained(now_ns: int, rate: Rate, granted: int = 0) -> SharedState:
     """The state with all buckets empty at `now_ns`, whatever passed before."""
     buckets = _buckets(rate)
     own = (now_ns * speed + size for speed, size in zip(buckets.speeds, buckets.sizes, strict=True))
-    return Spread(tuple(own), buckets.spare_size, buckets.spare_size, 0, 0, granted)
+    return SharedState(tuple(own), buckets.spare_size, buckets.spare_size, 0, 0, granted)
 
 
 def reserve(
-    spread: Spread, now_ns: int, n: int, rate: Rate, pace: int = FULL_PACE, source: str = ""
-) -> tuple[Grant, Spread]:
-    """Grant the next n calls of a source, as `gcra.reserve`; one without a share counts as "".
+    state: SharedState, now_ns: int, n: int, rate: Rate, pace: int = FULL_PACE, source: str = ""
+) -> tuple[Reservation, SharedState]:
+    """Reserve the next n calls of a source, as `gcra.reserve`; one without a share counts as "".
 
     Calls above the source's burst count as passing one by one at its share of the rate.
     """
-    spread = _spill(spread, now_ns, _buckets(rate))
-    return _choose(spread, now_ns, n, rate, pace, source, math.inf)
+    state = _spill(state, now_ns, _buckets(rate))
+    return _choose(state, now_ns, n, rate, pace, source, math.inf)
 
 
 def confirm(
-    grant: Grant,
-    spread: Spread,
+    reservation: Reservation,
+    state: SharedState,
     now_ns: int,
     n: int,
     rate: Rate,
     pace: int = FULL_PACE,
     source: str = "",
-) -> tuple[Grant, Spread]:
-    """Confirm or replace a grant with a mark, at its time; returns as `reserve`."""
+) -> tuple[Reservation, SharedState]:
+    """Confirm or replace a reservation with a mark, at its time; returns as `reserve`."""
     buckets = _buckets(rate)
-    spread = _spill(spread, now_ns, buckets)
-    if grant.mark is None or grant.generation != spread.generation:
-        return _choose(spread, now_ns, n, rate, pace, source, grant.latest_ns)
-    start_ns = _when(spread, grant.mark, now_ns, buckets)
+    state = _spill(state, now_ns, buckets)
+    if reservation.mark is None or reservation.generation != state.generation:
+        return _choose(state, now_ns, n, rate, pace, source, reservation.latest_ns)
+    start_ns = _when(state, reservation.mark, now_ns, buckets)
     if start_ns <= now_ns:
         cost = n * buckets.token * FULL_PACE // pace
-        return Grant(now_ns), spread._replace(taken=max(spread.taken, grant.mark) + cost)
-    own, after = _of_own(spread, now_ns, n, buckets, pace, source)
-    if start_ns <= min(own.start_ns, grant.latest_ns):
-        return grant._replace(start_ns=start_ns), spread
+        return Reservation(now_ns), state._replace(taken=max(state.taken, reservation.mark) + cost)
+    own, after = _of_own(state, now_ns, n, buckets, pace, source)
+    if start_ns <= min(own.start_ns, reservation.latest_ns):
+        return reservation._replace(start_ns=start_ns), state
     return own, _without_marks(after)
 
 
-def leave(grant: Grant, spread: Spread, n: int) -> Spread:
-    """Give back a grant with a mark."""
-    spread = spread._replace(granted=spread.granted - n)
-    return spread if grant.generation != spread.generation else _without_marks(spread)
+def leave(reservation: Reservation, state: SharedState, n: int) -> SharedState:
+    """Give back a reservation with a mark."""
+    state = state._replace(granted=state.granted - n)
+    return state if reservation.generation != state.generation else _without_marks(state)
 
 
 def undo(
-    before: Spread, made_ns: int, after: Spread, spread: Spread, n: int, rate: Rate, source: str
-) -> Spread | None:
-    """Give back a grant without a mark; None if the source was granted another one since.
+    before: SharedState,
+    made_ns: int,
+    after: SharedState,
+    state: SharedState,
+    n: int,
+    rate: Rate,
+    source: str,
+) -> SharedState | None:
+    """Give back a reservation without a mark; None if the source was granted another one since.
 
-    `before` and `after` are the states around the grant at `made_ns`; `spread` is the state now.
+    `before` and `after` are the states around the reservation at `made_ns`; `state` is that now.
     """
     buckets = _buckets(rate)
     i = buckets.place.get(source, buckets.place[""])
-    if spread.own[i] != after.own[i]:
+    if state.own[i] != after.own[i]:
         return None
     tat = max(before.own[i], made_ns * buckets.speeds[i])
-    own = (*spread.own[:i], tat, *spread.own[i + 1 :])
-    return spread._replace(own=own, granted=spread.granted - n)
+    own = (*state.own[:i], tat, *state.own[i + 1 :])
+    return state._replace(own=own, granted=state.granted - n)
 
 
-def _without_marks(spread: Spread) -> Spread:
-    """Make all waiting grants of spare tokens void, so that their calls choose again."""
-    return spread._replace(spare=spread.taken, generation=spread.generation + 1)
+def _without_marks(state: SharedState) -> SharedState:
+    """Make all waiting reservations of spare tokens void, so that their calls choose again."""
+    return state._replace(spare=state.taken, generation=state.generation + 1)
 
 
 def penalise(
-    spread: Spread, terms: Terms, now_ns: int, pause_ns: int, rate: Rate
-) -> tuple[Spread, Terms]:
+    state: SharedState, throttle: Throttle, now_ns: int, pause_ns: int, rate: Rate
+) -> tuple[SharedState, Throttle]:
     """Pause all calls until `now_ns + pause_ns`, with no burst after it; see `gcra.penalise`."""
-    terms = terms._replace(penalties=terms.penalties + 1)
+    throttle = throttle._replace(penalties=throttle.penalties + 1)
     paused_ns = now_ns + pause_ns
-    if not pause_ns or paused_ns <= terms.paused_ns:
-        return spread, terms
+    if not pause_ns or paused_ns <= throttle.paused_ns:
+        return state, throttle
     buckets = _buckets(rate)
-    spread = _spill(spread, now_ns, buckets)
+    state = _spill(state, now_ns, buckets)
     limit = drained(now_ns, rate)
     # At the end of the pause the buckets together hold one token.
     least = (
         paused_ns * speed + size - buckets.token * speed // sum(buckets.speeds)
         for speed, size in zip(buckets.speeds, buckets.sizes, strict=True)
     )
-    own = tuple(map(max, map(min, spread.own, limit.own), least))
-    spare = spread.spilt + buckets.spare_size
-    generation = spread.generation + 1
-    spread = spread._replace(own=own, spare=spare, taken=spare, generation=generation)
-    return spread, terms._replace(epoch=terms.epoch + 1, paused_ns=paused_ns)
+    own = tuple(map(max, map(min, state.own, limit.own), least))
+    spare = state.spilt + buckets.spare_size
+    generation = state.generation + 1
+    state = state._replace(own=own, spare=spare, taken=spare, generation=generation)
+    return state, throttle._replace(epoch=throttle.epoch + 1, paused_ns=paused_ns)
 
 
-def joined(one: Spread, other: Spread, now_ns: int, rate: Rate) -> Spread:
+def joined(one: SharedState, other: SharedState, now_ns: int, rate: Rate) -> SharedState:
     """A state that allows no more than either of two states, for when no reservation waits."""
     limit = drained(now_ns, rate, max(one.granted, other.granted))
     own = tuple(map(min, map(max, one.own, other.own), limit.own))
     return limit._replace(own=own)
 
 
-def latest_ns(spread: Spread, rate: Rate) -> int:
+def latest_ns(state: SharedState, rate: Rate) -> int:
     """The theoretical arrival time that is farthest ahead, on the clock."""
-    return max(tat // speed for tat, speed in zip(spread.own, _buckets(rate).speeds, strict=True))
+    return max(tat // speed for tat, speed in zip(state.own, _buckets(rate).speeds, strict=True))
 
 
-def _spill(spread: Spread, now_ns: int, buckets: _Buckets) -> Spread:
+def _spill(state: SharedState, now_ns: int, buckets: _Buckets) -> SharedState:
     """Move the tokens that did not fit into the sources' buckets until now to the spare bucket."""
     own = tuple(
-        max(tat, now_ns * speed) for tat, speed in zip(spread.own, buckets.speeds, strict=True)
+        max(tat, now_ns * speed) for tat, speed in zip(state.own, buckets.speeds, strict=True)
     )
-    if own == spread.own:
-        return spread
-    return spread._replace(own=own, spilt=spread.spilt + sum(own) - sum(spread.own))
+    if own == state.own:
+        return state
+    return state._replace(own=own, spilt=state.spilt + sum(own) - sum(state.own))
 
 
 def _choose(
-    spread: Spread,
+    state: SharedState,
     now_ns: int,
     n: int,
     rate: Rate,
     pace: int,
     source: str,
     latest_ns: float,
-) -> tuple[Grant, Spread]:
-    """Grant own tokens, or spare tokens if they come earlier and before `latest_ns`."""
+) -> tuple[Reservation, SharedState]:
+    """Reserve own tokens, or spare tokens if they come earlier and before `latest_ns`."""
     buckets = _buckets(rate)
     cost = n * buckets.token
-    own, after = _of_own(spread, now_ns, n, buckets, pace, source)
+    own, after = _of_own(state, now_ns, n, buckets, pace, source)
     if own.start_ns <= now_ns or cost > buckets.spare_size:
         return own, after
-    mark = spread.spare + cost - buckets.spare_size
-    start_ns = _when(spread, mark, now_ns, buckets)
+    mark = state.spare + cost - buckets.spare_size
+    start_ns = _when(state, mark, now_ns, buckets)
     latest_ns = min(latest_ns, own.start_ns)
     if start_ns > now_ns and start_ns >= latest_ns:
         return own, after
-    spare = max(spread.spare, spread.spilt) + cost * FULL_PACE // pace
-    spread = spread._replace(spare=spare, granted=spread.granted + n)
+    spare = max(state.spare, state.spilt) + cost * FULL_PACE // pace
+    state = state._replace(spare=spare, granted=state.granted + n)
     if start_ns <= now_ns:
-        taken = max(spread.taken, spread.spilt) + cost * FULL_PACE // pace
-        return Grant(now_ns), spread._replace(taken=taken)
-    return Grant(start_ns, mark, spread.generation, latest_ns), spread
+        taken = max(state.taken, state.spilt) + cost * FULL_PACE // pace
+        return Reservation(now_ns), state._replace(taken=taken)
+    return Reservation(start_ns, mark, state.generation, latest_ns), state
 
 
 def _of_own(
-    spread: Spread, now_ns: int, n: int, buckets: _Buckets, pace: int, source: str
-) -> tuple[Grant, Spread]:
-    """Grant n calls from the source's own bucket, after `_spill`."""
+    state: SharedState, now_ns: int, n: int, buckets: _Buckets, pace: int, source: str
+) -> tuple[Reservation, SharedState]:
+    """Reserve n calls from the source's own bucket, after `_spill`."""
     i = buckets.place.get(source, buckets.place[""])
-    speed, tat, cost = buckets.speeds[i], spread.own[i], n * buckets.token
+    speed, tat, cost = buckets.speeds[i], state.own[i], n * buckets.token
     beyond = cost - buckets.sizes[i]
     start = max(now_ns * speed + max(0, beyond), tat + beyond)
-    own = (*spread.own[:i], tat + cost * FULL_PACE // pace, *spread.own[i + 1 :])
-    return Grant(-(-start // speed)), spread._replace(own=own, granted=spread.granted + n)
+    own = (*state.own[:i], tat + cost * FULL_PACE // pace, *state.own[i + 1 :])
+    return Reservation(-(-start // speed)), state._replace(own=own, granted=state.granted + n)
 
 
-def _when(spread: Spread, mark: int, now_ns: int, buckets: _Buckets) -> int:
+def _when(state: SharedState, mark: int, now_ns: int, buckets: _Buckets) -> int:
     """When the spare clock reaches the mark, if nobody calls until then."""
-    missing = mark - spread.spilt
+    missing = mark - state.spilt
     if missing <= 0:
         return now_ns
     start_ns = speeds = 0
     # A source's tokens go to the spare bucket from its theoretical arrival time on.
     for tat_ns, tat, speed in sorted(
-        (-(-tat // speed), tat, speed)
-        for tat, speed in zip(spread.own, buckets.speeds, strict=True)
+        (-(-tat // speed), tat, speed) for tat, speed in zip(state.own, buckets.speeds, strict=True)
     ):
         if speeds and start_ns <= tat_ns:
             break

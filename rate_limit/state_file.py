@@ -1,9 +1,9 @@
 """The limiter's shared state: one small checksummed record in a file, changed under `flock`.
 
 The record, little endian: header (magic, version, the clock's identity, the rate and its weights),
-terms (`Terms`), serial number, state (`Arrivals`, or `Spread` if the rate has weights), CRC-32 of
-all. The serial number grows with each write. It starts at the time in nanoseconds, so that a new
-record has a larger one than all earlier records.
+throttle (`Throttle`), serial number, state (`GcraState`, or `SharedState` if the rate has weights),
+CRC-32 of all. The serial number grows with each write. It starts at the time in nanoseconds, so
+that a new record has a larger one than all earlier records.
 
 docs/limiter.md has what happens when the file is damaged, deleted or replaced. At each lock, a
 process compares the file that it has open with the file at the path, and at each read the serial
@@ -37,25 +37,25 @@ from rate_limit.gcra import (
     SECOND_NS,
     SLOWEST_PACE,
     YEAR_NS,
-    Arrivals,
+    GcraState,
     Rate,
-    Terms,
+    Throttle,
 )
 from rate_limit.own_file import make_complete, named, open_own
-from rate_limit.shares import Spread
+from rate_limit.shares import SharedState
 
 _log = logging.getLogger(__name__)
 
 OnConfigChange = Literal["refuse", "adopt"]
-State = Arrivals | Spread
-"""The state that every call changes; a `Spread` if the rate has weights."""
+State = GcraState | SharedState
+"""The state that every call changes; a `SharedState` if the rate has weights."""
 
 _MAGIC = b"mix-rate"
 _VERSION = 4
 _HEADER = struct.Struct("<8sH16sdQdH")  # the last is the length of the weights as JSON
-_TERMS = struct.Struct("<qqqqqqq")
-_ARRIVALS = struct.Struct("<qqqqq")  # the serial number first
-_SPREAD_BYTES = 16  # bytes of each number
+_THROTTLE = struct.Struct("<qqqqqqq")
+_GCRA = struct.Struct("<qqqqq")  # the serial number first
+_SHARED_BYTES = 16  # bytes of each number
 _MOST_BYTES = 4096
 _WHOLE = 0x2144DF1C  # CRC-32 of any bytes with their own CRC-32 behind them
 _MOST_COUNTED = 2**62
@@ -99,8 +99,8 @@ class StateFile:
     ):
         self.path: Path = Path(path).absolute()
         self.rate: Rate = rate
-        self.terms: Terms = Terms()
-        """The terms of the last read record."""
+        self.throttle: Throttle = Throttle()
+        """The throttle of the last read record."""
 
         self.now_ns: int = 0
         """The time at which the lock was taken."""
@@ -110,7 +110,7 @@ class StateFile:
         self._foreign_boots = 0
         self._handle = -1
         self._opened: tuple[int, int] | None = None  # device and number of the open file
-        self._prefix = b""  # header and terms of the last read record
+        self._prefix = b""  # header and throttle of the last read record
         self._prefix_crc = 0
         self._serial = 0  # of the last read record
         self._seen: _Seen | None = None
@@ -148,7 +148,7 @@ class StateFile:
     def read(self) -> State:
         """The state; the lock must be held. A damaged record is replaced first.
 
-        Afterwards `rate` and `terms` are those of the record.
+        Afterwards `rate` and `throttle` are those of the record.
 
         Raises:
             RuntimeError: another host writes to the file.
@@ -160,14 +160,14 @@ class StateFile:
         seen = self._seen
         if seen is not None and self._serial < seen.serial:
             return self._add(seen, state)
-        self._seen = _Seen(self._serial, state, self.terms)
+        self._seen = _Seen(self._serial, state, self.throttle)
         return state
 
-    def write(self, state: State, terms: Terms | None = None) -> None:
+    def write(self, state: State, throttle: Throttle | None = None) -> None:
         """Store the state; the lock must be held."""
         at = len(self._prefix)
-        if terms is not None and terms != self.terms:
-            self._know(self._prefix[: -_TERMS.size] + _TERMS.pack(*terms))
+        if throttle is not None and throttle != self.throttle:
+            self._know(self._prefix[: -_THROTTLE.size] + _THROTTLE.pack(*throttle))
             at = 0
         self._serial += 1
         record = self._prefix + _sealed(self._serial, state, self._prefix_crc)
@@ -175,7 +175,7 @@ class StateFile:
             os.pwrite(self._handle, record[at:], at)
         except OSError as error:
             raise named(error, "write", "state_file", self.path) from error
-        self._seen = _Seen(self._serial, state, self.terms)
+        self._seen = _Seen(self._serial, state, self.throttle)
 
     def still(self, epoch: int) -> bool:
         """Whether reservations of this epoch are still valid; without the lock.
@@ -183,7 +183,7 @@ class StateFile:
         False may also mean that another process is writing; check again under the lock.
         """
         handle = self._handle
-        if handle < 0 or epoch != self.terms.epoch or not self._has_its_name():
+        if handle < 0 or epoch != self.throttle.epoch or not self._has_its_name():
             return False
         return os.pread(handle, len(self._prefix), 0) == self._prefix
 
@@ -192,7 +192,7 @@ class StateFile:
 
         The lock must be held. Waiting callers reserve again.
         """
-        self.write(arithmetic_of(self.rate).drained(self._clock_ns(), self.rate), _new_terms())
+        self.write(arithmetic_of(self.rate).drained(self._clock_ns(), self.rate), _new_throttle())
 
     def close(self) -> None:
         """Close the file; the next `lock` opens it again."""
@@ -228,13 +228,13 @@ class StateFile:
             self.now_ns = self._clock_ns()
             if self._has_its_name():
                 return True
-            seen, terms = self._seen, self.terms
+            seen, throttle = self._seen, self.throttle
             state = self._state_in(os.pread(self._handle, _MOST_BYTES, 0))
             if state is None:
                 state = arithmetic_of(self.rate).drained(self.now_ns, self.rate)
             elif seen is not None and self._serial < seen.serial:
-                state, terms = self._joined(seen, state), seen.terms
-            self._seen = _Seen(_ANY_SERIAL, state, terms)
+                state, throttle = self._joined(seen, state), seen.throttle
+            self._seen = _Seen(_ANY_SERIAL, state, throttle)
             self._close()
             _log.warning("state_file=%s was deleted or replaced; opening it again", self.path)
 
@@ -246,7 +246,7 @@ class StateFile:
         return (found.st_dev, found.st_ino) == self._opened
 
     def _state_in(self, record: bytes) -> State | None:
-        """The state of a valid record of this boot; its rate, terms and serial are adopted."""
+        """The state of a valid record of this boot; its rate, throttle and serial are adopted."""
         prefix = self._prefix
         if prefix and record.startswith(prefix) and _is_whole(record):
             unpacked = _unpacked(record[len(prefix) : -4], self.rate)
@@ -263,7 +263,7 @@ class StateFile:
             return None
         serial, state = unpacked
         rate = self.rate
-        latest_ns = max(arithmetic_of(rate).latest_ns(state, rate), self.terms.paused_ns)
+        latest_ns = max(arithmetic_of(rate).latest_ns(state, rate), self.throttle.paused_ns)
         if latest_ns > self.now_ns + FARTHEST_NS + rate.burst_ns:
             return None
         self._serial = serial
@@ -278,10 +278,10 @@ class StateFile:
 
     def _know(self, prefix: bytes) -> None:
         self._prefix, self._prefix_crc = prefix, zlib.crc32(prefix)
-        self.terms = Terms(*_TERMS.unpack(prefix[-_TERMS.size :]))
+        self.throttle = Throttle(*_THROTTLE.unpack(prefix[-_THROTTLE.size :]))
 
     def _record(self, state: State) -> bytes:
-        """A new record with this object's rate, new terms and a new serial number."""
+        """A new record with this object's rate, new throttle and a new serial number."""
         rate = self.rate
         weights = json.dumps(rate.weights).encode() if rate.weights else b""
         header = _HEADER.pack(
@@ -293,7 +293,7 @@ class StateFile:
             float(rate.min_interval_s),
             len(weights),
         )
-        self._know(header + weights + _TERMS.pack(*_new_terms()))
+        self._know(header + weights + _THROTTLE.pack(*_new_throttle()))
         self._serial = max(self._serial + 1, self._clock_ns())
         return self._prefix + _sealed(self._serial, state, self._prefix_crc)
 
@@ -421,13 +421,13 @@ class StateFile:
         _log.warning("state_file=%s has an earlier state; adding what is known", self.path)
         now_ns, arithmetic = self.now_ns, arithmetic_of(self.rate)
         joined = self._joined(seen, state)
-        terms = max(self.terms, seen.terms, key=lambda terms: terms.penalties)
-        pause_ns = max(0, self.terms.paused_ns - now_ns, seen.terms.paused_ns - now_ns)
-        before_pause = terms._replace(paused_ns=0)
+        throttle = max(self.throttle, seen.throttle, key=lambda throttle: throttle.penalties)
+        pause_ns = max(0, self.throttle.paused_ns - now_ns, seen.throttle.paused_ns - now_ns)
+        before_pause = throttle._replace(paused_ns=0)
         joined, paused = arithmetic.penalise(joined, before_pause, now_ns, pause_ns, self.rate)
         self._serial = self._serial if seen.serial == _ANY_SERIAL else seen.serial
         epoch = secrets.randbits(62)
-        self.write(joined, paused._replace(epoch=epoch, penalties=terms.penalties))
+        self.write(joined, paused._replace(epoch=epoch, penalties=throttle.penalties))
         return joined
 
     def _joined(self, seen: "_Seen", state: State) -> State:
@@ -443,7 +443,7 @@ class _Seen(NamedTuple):
 
     serial: int
     state: State
-    terms: Terms
+    throttle: Throttle
 
 
 def peek(path: Path) -> "Found":
@@ -471,29 +471,32 @@ class Found(NamedTuple):
     rate: Rate
     clock_id: bytes
     prefix_bytes: int
-    terms: Terms
+    throttle: Throttle
     serial: int
     state: State
 
 
 def _found_in(record: bytes) -> Found | None:
-    if len(record) < _HEADER.size + _TERMS.size or not _is_whole(record):
+    if len(record) < _HEADER.size + _THROTTLE.size or not _is_whole(record):
         return None
     header = _HEADER.unpack_from(record)
     magic, version, clock_id, per_minute, burst, min_interval_s, weights_bytes = header
     if (magic, version) != (_MAGIC, _VERSION):
         return None
-    terms_at = _HEADER.size + weights_bytes
+    throttle_at = _HEADER.size + weights_bytes
     try:
-        rate = _rate_of(per_minute, burst, min_interval_s, record[_HEADER.size : terms_at])
-        terms = Terms(*_TERMS.unpack_from(record, terms_at))
+        rate = _rate_of(per_minute, burst, min_interval_s, record[_HEADER.size : throttle_at])
+        throttle = Throttle(*_THROTTLE.unpack_from(record, throttle_at))
     except (ValueError, TypeError, RecursionError, struct.error):
         return None  # the checksum is right, but the limiter did not write it
-    if not SLOWEST_PACE <= terms.pace <= FULL_PACE or not 0 <= terms.penalties < _MOST_COUNTED:
+    if (
+        not SLOWEST_PACE <= throttle.pace <= FULL_PACE
+        or not 0 <= throttle.penalties < _MOST_COUNTED
+    ):
         return None
-    prefix_bytes = terms_at + _TERMS.size
+    prefix_bytes = throttle_at + _THROTTLE.size
     unpacked = _unpacked(record[prefix_bytes:-4], rate)
-    return None if unpacked is None else Found(rate, clock_id, prefix_bytes, terms, *unpacked)
+    return None if unpacked is None else Found(rate, clock_id, prefix_bytes, throttle, *unpacked)
 
 
 @lru_cache(maxsize=16)
@@ -511,12 +514,12 @@ def _is_whole(record: bytes) -> bool:
 
 
 def _sealed(serial: int, state: State, prefix_crc: int) -> bytes:
-    if isinstance(state, Arrivals):
-        payload = _ARRIVALS.pack(serial, *state)
+    if isinstance(state, GcraState):
+        payload = _GCRA.pack(serial, *state)
     else:
         own, *others = state
         payload = b"".join(
-            n.to_bytes(_SPREAD_BYTES, "little", signed=True) for n in (serial, *own, *others)
+            n.to_bytes(_SHARED_BYTES, "little", signed=True) for n in (serial, *own, *others)
         )
     return payload + zlib.crc32(payload, prefix_crc).to_bytes(4, "little")
 
@@ -524,20 +527,20 @@ def _sealed(serial: int, state: State, prefix_crc: int) -> bytes:
 def _unpacked(payload: bytes, rate: Rate) -> tuple[int, State] | None:
     """The serial number and the state; None if the limiter did not write them."""
     if not rate.weights:
-        if len(payload) != _ARRIVALS.size:
+        if len(payload) != _GCRA.size:
             return None
-        serial, *numbers = _ARRIVALS.unpack(payload)
-        state = Arrivals(*numbers)
+        serial, *numbers = _GCRA.unpack(payload)
+        state = GcraState(*numbers)
         is_sound = numbers[1] < rate.parts_per_ns
     else:
         sources = len(rate.weights)
-        if len(payload) != _SPREAD_BYTES * (1 + sources + len(Spread._fields) - 1):
+        if len(payload) != _SHARED_BYTES * (1 + sources + len(SharedState._fields) - 1):
             return None
         serial, *numbers = (
-            int.from_bytes(payload[at : at + _SPREAD_BYTES], "little", signed=True)
-            for at in range(0, len(payload), _SPREAD_BYTES)
+            int.from_bytes(payload[at : at + _SHARED_BYTES], "little", signed=True)
+            for at in range(0, len(payload), _SHARED_BYTES)
         )
-        state = Spread(tuple(numbers[:sources]), *numbers[sources:])
+        state = SharedState(tuple(numbers[:sources]), *numbers[sources:])
         is_sound = True
     is_sound = is_sound and min(numbers) >= 0 and state.granted < _MOST_COUNTED
     return (serial, state) if is_sound and 0 <= serial < _MOST_COUNTED else None
@@ -548,8 +551,8 @@ def arithmetic_of(rate: Rate) -> Any:
     return shares if rate.weights else gcra
 
 
-def _new_terms() -> Terms:
-    return Terms(epoch=secrets.randbits(62))
+def _new_throttle() -> Throttle:
+    return Throttle(epoch=secrets.randbits(62))
 
 
 WALL_CLOCK = b"the wall clock.."

@@ -226,7 +226,7 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapsh
         ValueError: the file is not a limiter's state.
     """
     found = peek(path)
-    rate, terms, state = found.rate, found.terms, found.state
+    rate, throttle, state = found.rate, found.throttle, found.state
     across_hosts = found.clock_id == WALL_CLOCK
     now_ns = (clock_ns or (time.time_ns if across_hosts else boottime_ns))()
     cells = _Cells(_stats_path(path, across_hosts))
@@ -237,9 +237,9 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapsh
         burst=rate.burst,
         granted=state.granted,
         utilisation=granted / rate.per_minute,
-        penalties=terms.penalties,
-        rate_factor=pace_at(terms, now_ns) / FULL_PACE,
-        paused_s=max(0, terms.paused_ns - now_ns) / SECOND_NS,
+        penalties=throttle.penalties,
+        rate_factor=pace_at(throttle, now_ns) / FULL_PACE,
+        paused_s=max(0, throttle.paused_ns - now_ns) / SECOND_NS,
         abandoned=sum(counts[ABANDONED] for _, counts in sums),
         sources={name: SourceSnapshot.of(counts) for name, counts in sums},
     )

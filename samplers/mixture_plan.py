@@ -35,14 +35,14 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplers import prompt_order as turns
+from samplers import prompt_order
 from samplers.adaptive.controller import MILLION, Policy, decide, first_decision
 from samplers.adaptive.curriculum import ChosenRows, MappedOrder
 from samplers.adaptive.windows import Windows
 from samplers.apportionment import apportion, exact_shares
 from samplers.ledger import Decision, LedgerEntry
 from samplers.permutation import RowOrder, order_key
-from samplers.prompt_order import Dues, Turns
+from samplers.prompt_order import Dues, PromptOrder
 from samplers.shares import Shares, steps_without_ratio
 
 _log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class MixturePlan:
 
     def counts_between(self, first: int, last: int) -> dict[str, int]:
         """Prompts per source at the positions first .. last - 1, for example of a mini-batch."""
-        before, after = self._turns.had(first), self._turns.had(last)
+        before, after = self._prompt_order.had(first), self._prompt_order.had(last)
         return {name: b - a for name, a, b in zip(self.sources, before, after, strict=True)}
 
     def batch(self, batch_index: int) -> Batch:
@@ -206,7 +206,7 @@ class MixturePlan:
         A thousand sources take 0.3 ms, because no fractions are made.
         """
         wholes, parts = self._dues.after(prompts)
-        had = np.array(self._turns.had(prompts))
+        had = np.array(self._prompt_order.had(prompts))
         return (had - wholes - parts / self._dues.scale).astype(np.float64)
 
     def batches_of_passes(self, passes: int) -> int:
@@ -278,7 +278,7 @@ class MixturePlan:
 
     def take(self, prompts: int) -> list[PlannedPrompt]:
         """Draw the next prompts of the stream, in stream order."""
-        source_ids = self._turns.between(self.position, self.position + prompts)
+        source_ids = self._prompt_order.between(self.position, self.position + prompts)
         self.position += prompts
         return self._draw(source_ids)
 
@@ -343,11 +343,11 @@ class MixturePlan:
             entries: the ledger's lines of the last window that is decided.
         """
         assert self.policy is not None
-        assert isinstance(self._turns, Windows)
+        assert isinstance(self._prompt_order, Windows)
         asked = self.asked(len(self.decisions))
         decision = decide(self.policy, asked, self.decisions[-1], entries)
         self.decisions.append(decision)
-        self._turns.append(self._counts_of(decision))
+        self._prompt_order.append(self._counts_of(decision))
         self._chunk = None
         return decision
 
@@ -380,7 +380,7 @@ class MixturePlan:
         """Position, draws, pin and the arguments of the stream, as plain JSON values."""
         shares = self._shares
         trained = self.position if self.trained is None else self.trained
-        pin = self._turns.pin(min(self.position, trained))
+        pin = self._prompt_order.pin(min(self.position, trained))
         return {
             "position": self.position,
             "drawn": dict(self.drawn),
@@ -442,8 +442,8 @@ class MixturePlan:
                 self._follow(shares)
             if self.policy is not None:
                 self.follow([Decision(**each) for each in state["decisions"]])
-            if (pin := state.get("pin")) and isinstance(self._turns, Turns):
-                self._load_pin(self._turns, pin)
+            if (pin := state.get("pin")) and isinstance(self._prompt_order, PromptOrder):
+                self._load_pin(self._prompt_order, pin)
         self.position = position
         self.drawn.update({name: before.get(name, 0) for name in self.drawn})
 
@@ -530,13 +530,13 @@ class MixturePlan:
 
     def _between(self, first: int, last: int) -> Batch:
         """The prompts at the positions first .. last - 1 if nothing is replaced."""
-        source_ids = self._turns.between(first, last)
+        source_ids = self._prompt_order.between(first, last)
         rows = np.empty(last - first, dtype=np.int64)
         order, counts = self._by_source(source_ids)
         pieces = [
             self._orders[name].rows(had, count)
             for name, had, count in zip(
-                self.sources, self._turns.had(first), counts.tolist(), strict=True
+                self.sources, self._prompt_order.had(first), counts.tolist(), strict=True
             )
             if count
         ]
@@ -549,15 +549,15 @@ class MixturePlan:
         self._shares = shares
         self._asked = Dues(shares, self.batch_size)
         self._dues: Dues | Windows = self._asked
-        self._turns: Turns | Windows
+        self._prompt_order: PromptOrder | Windows
         if self.policy is None:
-            self._turns = Turns(self._asked)
+            self._prompt_order = PromptOrder(self._asked)
         else:
             self.decisions = self.decisions or [first_decision(self.policy, self.asked(0))]
             first = self._counts_of(self.decisions[0])
-            self._turns = self._dues = Windows(first, self.policy.window, self.batch_size)
+            self._prompt_order = self._dues = Windows(first, self.policy.window, self.batch_size)
             for decision in self.decisions[1:]:
-                self._turns.append(self._counts_of(decision))
+                self._prompt_order.append(self._counts_of(decision))
         most = shares.most(self.batch_size)
         self._orders = {
             name: self._order_of(name, self._most_in_a_batch(most[name]))
@@ -593,7 +593,7 @@ class MixturePlan:
         _log.info("sources=%d state=1.0.0 shares=exact: this may take long", len(self.sources))
         return Shares(self._shares.ratios, self.batch_size, 0)
 
-    def _load_pin(self, order: Turns, pin: Any) -> None:
+    def _load_pin(self, order: PromptOrder, pin: Any) -> None:
         """Take over the pin of a state; without it, the order is computed from its start."""
         own = dict(cast(Mapping[str, Any], pin)) if isinstance(pin, Mapping) else {}
         digest = own.pop("digest", None)
@@ -634,7 +634,8 @@ def _fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def _digest_of_pin(pin: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> str:
     """Digest of a pin, without its digest, and of all that it depends on."""
-    return _digest({**fingerprint, "pin": pin, "blocks": [turns.BLOCK, turns.MAX_PERIOD]})
+    blocks = [prompt_order.BLOCK, prompt_order.MAX_PERIOD]
+    return _digest({**fingerprint, "pin": pin, "blocks": blocks})
 
 
 def _digest(values: Mapping[str, Any]) -> str:

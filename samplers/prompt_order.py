@@ -1,26 +1,28 @@
 """The order in which sources give prompts.
 
-After any number of prompts, each source is within one prompt of its share. A prompt's place in the
-order is called a turn.
+After any number of prompts, each source is within one prompt of its share. A place in the order is
+called a slot.
 
-Each turn of a source has a release and a deadline. The j-th turn of a source is released when the
-source is first due more than j - 1 turns, and its deadline is when the source is first due j turns.
-If every turn lies between its release and its deadline, each source is always within one turn of
-what it is due. `Turns` gives each turn to the released turn with the earliest deadline. This meets
-every deadline for any number of sources and any ratios, also if the ratios change. The simpler rule
-"always serve the source that is furthest behind" is off by more than one turn from five sources on.
+Each prompt of a source has a release and a deadline. The j-th prompt of a source is released when
+the source is first due more than j - 1 prompts, and its deadline is when the source is first due j
+prompts. If every prompt lies between its release and its deadline, each source is always within one
+prompt of what it is due. `PromptOrder` gives each slot to the released prompt with the earliest
+deadline. This meets every deadline for any number of sources and any ratios, also if the ratios
+change. The simpler rule "always serve the source that is furthest behind" is off by more than one
+prompt from five sources on.
 
-The order is computed in blocks. The state at the first turn of a block is its pin. A pin holds how
-many turns each source has had. It is computed from the pin before it (`Turns._pin_after`), and a
-checkpoint holds one, so a resumed run computes no earlier part of the order. Two kinds of turns
-come before a pin: those whose deadline has passed, which are all taken; and those that are released
-but not yet due. Of the second kind, the free slots go to the turns with the earliest deadlines.
+The order is computed in blocks. The state at the first slot of a block is its pin. A pin holds how
+many prompts each source has had. It is computed from the pin before it (`PromptOrder._pin_after`),
+and a checkpoint holds one, so a resumed run computes no earlier part of the order. Two kinds of
+prompts come before a pin: those whose deadline has passed, which are all taken; and those that are
+released but not yet due. Of the second kind, the free slots go to the prompts with the earliest
+deadlines.
 
 Example: sources a, b, c with shares 1/2, 1/3, 1/6 have the order a b a b a c. At a pin after 3
-turns, a is due 1.5 turns, b 1 and c 0.5. The first turn of a and the first turn of b are due, so
-both are taken, and one of the 3 slots is free. The second turn of a is released and has its
-deadline after 4 turns; the first turn of c is released and has its deadline after 6. So a gets the
-free slot, and the pin is (2, 1, 0).
+slots, a is due 1.5 prompts, b 1 and c 0.5. The first prompt of a and the first prompt of b are due,
+so both are taken, and one of the 3 slots is free. The second prompt of a is released and has its
+deadline after 4 slots; the first prompt of c is released and has its deadline after 6. So a gets
+the free slot, and the pin is (2, 1, 0).
 
 Source: Tijdeman, The chairman assignment problem, Discrete Math. 32 (1980), states the problem and
 the bound; the windows are those of Steiner & Yeomans, Management Science 39 (1993).
@@ -38,10 +40,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 4096
-"""Turns that are computed at a time, in about 4 ms."""
+"""Slots that are computed at a time, in about 4 ms."""
 
 MAX_PERIOD = 2**20
-"""An order that repeats after at most this many turns is stored completely (2 MiB)."""
+"""An order that repeats after at most this many prompts is stored completely (2 MiB)."""
 
 _KEPT_BLOCKS = MAX_PERIOD // BLOCK
 
@@ -58,7 +60,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """The parts of a turn from one knot to the next, summed over the sources before each source."""
+    """The parts of a slot from one knot to the next, summed over the sources before each source."""
 
     length: int
     """Steps; 0 after the last knot."""
@@ -91,32 +93,32 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is due during some turns, in stretches of turns with equal weights."""
+    """What is due during some slots, in stretches of slots with equal weights."""
 
     floors: NDArray[np.int64]
-    """(S,) whole turns due before the first turn; the other fields leave them out."""
+    """(S,) whole prompts due before the first slot; the other fields leave them out."""
 
     places: NDArray[np.int64]
-    """(stretches + 1,) turns before each stretch, and all turns."""
+    """(stretches + 1,) slots before each stretch, and all slots."""
 
     dues: Numbers
     """(stretches + 1, S) parts due before each stretch, and after the last."""
 
     scale: int
-    """Parts of one whole turn."""
+    """Parts of one whole prompt."""
 
     def first_with(
         self, sources: NDArray[np.int64], wholes: NDArray[np.int64], parts: int = 0
     ) -> NDArray[np.int64]:
-        """(N,) the turn, from 0, after which each of some sources is first due a number of turns.
+        """(N,) the slot, from 0, after which each of some sources is first due a number of prompts.
 
         Args:
             sources: (N,) sources.
-            wholes: (N,) whole turns that each is to be due.
+            wholes: (N,) whole prompts that each is to be due.
             parts: parts that each is to be due besides.
 
         Returns:
-            The number of all turns for a source that is not due as much.
+            The number of all slots for a source that is not due as much.
         """
         wanted = (wholes - self.floors[sources]).astype(self.dues.dtype) * self.scale + parts
         stretch = np.zeros(len(sources), dtype=np.int64)
@@ -126,13 +128,13 @@ class Window:
         before, after = self.dues[inside, sources], self.dues[inside + 1, sources]
         length = self.places[inside + 1] - self.places[inside]
         rates = np.maximum((after - before) // length, 1)
-        turns = -((before - wanted) // rates) - 1
-        turns = np.minimum(np.maximum(turns, 0), self.places[-1]).astype(np.int64)
-        return np.where(stretch > inside, self.places[-1], self.places[inside] + turns)
+        slots = -((before - wanted) // rates) - 1
+        slots = np.minimum(np.maximum(slots, 0), self.places[-1]).astype(np.int64)
+        return np.where(stretch > inside, self.places[-1], self.places[inside] + slots)
 
 
 class Dues:
-    """What each source is due after any number of turns, as whole numbers of parts.
+    """What each source is due after any number of prompts, as whole numbers of parts.
 
     Weights change linearly between two knots. The weights of one step are the differences of their
     sums over the sources up to each source, and each sum is rounded down. So the weights of a step
@@ -140,20 +142,20 @@ class Dues:
     line, and a weight that is a whole number on the line is this number.
 
     Args:
-        knots: step -> (S,) parts of each source in each turn from there on, >= 0, with the same sum
+        knots: step -> (S,) parts of each source in each slot from there on, >= 0, with the same sum
             at every knot; in order of steps, the first at 0. It is asked for a knot when needed.
-        turns_per_step: turns in one step; all of one step have the same weights.
+        prompts_per_step: prompts in one step; all of one step have the same weights.
     """
 
-    def __init__(self, knots: Mapping[int, Sequence[int]], turns_per_step: int) -> None:
-        self.turns_per_step = turns_per_step
+    def __init__(self, knots: Mapping[int, Sequence[int]], prompts_per_step: int) -> None:
+        self.prompts_per_step = prompts_per_step
         self._knots, self._steps = knots, list(knots)
         first = knots[0]
         self.sources: int = len(first)
         self.scale: int = sum(first)
-        """Parts of one whole turn."""
+        """Parts of one whole prompt."""
         lengths = [after - before for before, after in pairwise(self._steps)]
-        most = max([BLOCK + 1, turns_per_step, *lengths])
+        most = max([BLOCK + 1, prompts_per_step, *lengths])
         fits = max(self.scale, most) * most < _INT64_LIMIT
         self._type: Any = np.int64 if fits else object
         nothing = np.zeros(self.sources, dtype=np.int64)
@@ -167,56 +169,56 @@ class Dues:
         return len(self._steps) == 1
 
     def weights(self, step: int) -> Numbers:
-        """(S,) parts that each source is due in each turn of a step."""
+        """(S,) parts that each source is due in each slot of a step."""
         knot = self.knot_of(step)
         return np.diff(self._piece(knot).at(step - self._steps[knot]))
 
-    def after(self, turns: int) -> tuple[NDArray[np.int64], Numbers]:
-        """(S,) whole turns that each source is due after a number of turns, (S,) further parts."""
-        step, rest = divmod(turns, self.turns_per_step)
+    def after(self, prompts: int) -> tuple[NDArray[np.int64], Numbers]:
+        """(S,) whole prompts that each source is due after some slots, (S,) further parts."""
+        step, rest = divmod(prompts, self.prompts_per_step)
         knot = self.knot_of(step)
         piece, steps = self._piece(knot), step - self._steps[knot]
         if piece.is_flat:
             whole, parts = self._times(
-                np.diff(piece.starts), turns - self._steps[knot] * self.turns_per_step
+                np.diff(piece.starts), prompts - self._steps[knot] * self.prompts_per_step
             )
         else:
-            whole, parts = self._times(np.diff(piece.until(steps)), self.turns_per_step)
+            whole, parts = self._times(np.diff(piece.until(steps)), self.prompts_per_step)
             parts = parts + rest * np.diff(piece.at(steps))
         return self._sum(self.at_knot(knot), (whole, parts))
 
     def window(self, first: int, last: int) -> Window:
-        """What is due during the turns `first` .. `last` - 1."""
+        """What is due during the slots `first` .. `last` - 1."""
         floors, parts = self.after(first)
         places, dues = [0], [parts]
         while first < last:
-            step = first // self.turns_per_step
+            step = first // self.prompts_per_step
             knot = self.knot_of(step)
-            piece, end = self._piece(knot), (step + 1) * self.turns_per_step
+            piece, end = self._piece(knot), (step + 1) * self.prompts_per_step
             if piece.is_flat:
-                end = (self._steps[knot] + piece.length) * self.turns_per_step
+                end = (self._steps[knot] + piece.length) * self.prompts_per_step
                 end = end if piece.length else last
-            turns = min(end, last) - first
+            prompts = min(end, last) - first
             weights = np.diff(piece.at(step - self._steps[knot]))
-            dues.append(dues[-1] + turns * weights)
-            places.append(places[-1] + turns)
-            first += turns
+            dues.append(dues[-1] + prompts * weights)
+            places.append(places[-1] + prompts)
+            first += prompts
         return Window(floors=floors, places=np.array(places), dues=np.array(dues), scale=self.scale)
 
     def in_order(
-        self, turns: int, sources: NDArray[np.int64], wholes: NDArray[np.int64]
+        self, prompts: int, sources: NDArray[np.int64], wholes: NDArray[np.int64]
     ) -> Iterator[tuple[float, int]]:
-        """(turns after which a source is first due a whole number of turns, source), in order.
+        """(prompts after which a source is first due a whole number of prompts, source), in order.
 
-        Equal turns are in the order of sources. The number of turns is infinite if a source is
+        Equal numbers are in the order of sources. The number of prompts is infinite if a source is
         never due that many. Only knots up to the last item that is taken are computed.
 
         Args:
-            turns: turns after which no source is due its number yet.
+            prompts: prompts after which no source is due its number yet.
             sources: (N,) sources.
-            wholes: (N,) whole turns that each is to be due.
+            wholes: (N,) whole prompts that each is to be due.
         """
-        for knot in range(self.knot_of(turns // self.turns_per_step), len(self._steps) - 1):
+        for knot in range(self.knot_of(prompts // self.prompts_per_step), len(self._steps) - 1):
             if not sources.size:
                 return
             reached = self.at_knot(knot + 1)[0][sources] >= wholes
@@ -236,7 +238,7 @@ class Dues:
             known -= 1
         for number in range(known, knot):
             piece = self._piece(number)
-            grown = self._times(np.diff(piece.until(piece.length)), self.turns_per_step)
+            grown = self._times(np.diff(piece.until(piece.length)), self.prompts_per_step)
             self._at_knots[number + 1] = self._sum(self._at_knots[number], grown)
         return self._at_knots[knot]
 
@@ -252,7 +254,7 @@ class Dues:
         """The items of `in_order` that lie between a knot and the next one."""
         piece, (due, parts) = self._piece(knot), self.at_knot(knot)
         missing = (wholes - due[sources]).astype(object) * self.scale - parts[sources]
-        per_step = self.turns_per_step
+        per_step = self.prompts_per_step
         sums = np.concatenate([sources, sources + 1])
 
         def of_sources(of_sums: Callable[[Numbers, Numbers], Numbers], steps: Numbers) -> Numbers:
@@ -269,13 +271,13 @@ class Dues:
                 low, high = np.where(less, middle, low), np.where(less, high, middle)
             missing = missing - of_sources(piece.until, low).astype(object) * per_step
         rates = of_sources(piece.at, low)
-        turns = [
+        prompts = [
             start * per_step - (-lacking // rate) if rate else math.inf
             for start, lacking, rate in zip(
                 (low + self._steps[knot]).tolist(), missing.tolist(), rates.tolist(), strict=True
             )
         ]
-        return sorted(zip(turns, sources.tolist(), strict=True))
+        return sorted(zip(prompts, sources.tolist(), strict=True))
 
     def _piece(self, knot: int) -> _Piece:
         found = self._pieces.get(knot)
@@ -294,14 +296,14 @@ class Dues:
         return found
 
     def _sums(self, knot: int) -> Numbers:
-        """(S + 1,) parts of a turn at a knot, of the sources before each source."""
+        """(S + 1,) parts of a slot at a knot, of the sources before each source."""
         if self._last_sums[0] != knot:
             parts = np.array([0, *self._knots[self._steps[knot]]], dtype=self._type)
             self._last_sums = knot, np.cumsum(parts)
         return self._last_sums[1]
 
     def _times(self, parts: Numbers, times: int) -> tuple[NDArray[np.int64], Numbers]:
-        """`times` times a number of parts: (S,) whole turns, (S,) further parts."""
+        """`times` times a number of parts: (S,) whole prompts, (S,) further parts."""
         whole, rest = parts // self.scale, parts % self.scale
         if times * self.scale >= _INT64_LIMIT:
             rest = rest.astype(object)
@@ -337,8 +339,8 @@ def _floor_sum(count: Any, length: int, slopes: Numbers) -> Numbers:
         top = slopes * count + offsets
 
 
-class Turns:
-    """The order of turns. Its methods are functions of their arguments; results are cached.
+class PromptOrder:
+    """The order of prompts. Its methods are functions of their arguments; results are cached.
 
     A part of the order is computed from the last pin before it that is known. Pins are stored with
     one byte per source and block. `pin` and `load_pin` carry one from a process to the next.
@@ -356,45 +358,45 @@ class Turns:
                 self._period = once * self._repeats
         self._block = BLOCK if self._period is None or self._repeats == 1 else self._period
         self._ahead = {0: np.zeros(dues.sources, dtype=np.uint8)}
-        """Block -> (S,) 1 if the source had one turn more than its whole dues before the block."""
+        """Block -> (S,) 1 if the source had a prompt more than its whole dues before the block."""
         self._window: tuple[int, Window] | None = None
         self._blocks: dict[int, NDArray[np.int16]] = {}
 
-    def had(self, turns: int) -> Counts:
-        """(S,) how many of the first `turns` turns each source had."""
-        block, rest = divmod(turns % self._period if self._period else turns, self._block)
+    def had(self, prompts: int) -> Counts:
+        """(S,) how many of the first `prompts` prompts each source had."""
+        block, rest = divmod(prompts % self._period if self._period else prompts, self._block)
         had = self._pin(block)
         if rest:
-            had = had + np.bincount(self._turns_of(block)[:rest], minlength=len(had))
-        if self._period and turns >= self._period:
-            had = had + self._dues.after(turns - turns % self._period)[0]
+            had = had + np.bincount(self._sources_of(block)[:rest], minlength=len(had))
+        if self._period and prompts >= self._period:
+            had = had + self._dues.after(prompts - prompts % self._period)[0]
         return tuple(had.tolist())
 
     def between(self, first: int, last: int) -> NDArray[np.int16]:
-        """(last - first,) source of each of the turns `first` .. `last` - 1."""
+        """(last - first,) source of each of the slots `first` .. `last` - 1."""
         pieces: list[NDArray[np.int16]] = []
         while first < last:
             place = first if self._period is None else first % self._period
             block, start = divmod(place, self._block)
-            piece = self._turns_of(block)[start : start + last - first]
+            piece = self._sources_of(block)[start : start + last - first]
             pieces.append(piece)
             first += len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int16)
 
-    def pin(self, turns: int) -> dict[str, Any] | None:
-        """The pin of the block that holds a turn, as plain JSON values; None for the first block.
+    def pin(self, prompts: int) -> dict[str, Any] | None:
+        """The pin of the block that holds a slot, as plain JSON values; None for the first block.
 
-        `turn` is the first of the block. `ahead` has one bit per source: whether it had one turn
-        more than its whole dues. `dues` are the parts due at the last entry of the schedules that
-        is before the block; a pin after the first entry has them.
+        `turn` is the first slot of the block. `ahead` has one bit per source: whether it had one
+        prompt more than its whole dues. `dues` are the parts due at the last entry of the schedules
+        that is before the block; a pin after the first entry has them.
         """
-        block = self._block_of(turns)
+        block = self._block_of(prompts)
         if not block:
             return None
         self._pin(block)
-        place = turns % self._period if self._period else turns
+        place = prompts % self._period if self._period else prompts
         pin: dict[str, Any] = {
-            "turn": turns - place % self._block,
+            "turn": prompts - place % self._block,
             "ahead": np.packbits(self._ahead[block]).tobytes().hex(),
         }
         if knot := self._knot_of(block):
@@ -410,14 +412,14 @@ class Turns:
         if knot := self._knot_of(block):
             self._dues.set_at_knot(knot, pin["dues"])
 
-    def _block_of(self, turns: int) -> int:
-        return (turns % self._period if self._period else turns) // self._block
+    def _block_of(self, prompts: int) -> int:
+        return (prompts % self._period if self._period else prompts) // self._block
 
     def _knot_of(self, block: int) -> int:
-        return self._dues.knot_of(block * self._block // self._dues.turns_per_step)
+        return self._dues.knot_of(block * self._block // self._dues.prompts_per_step)
 
     def _pin(self, block: int) -> NDArray[np.int64]:
-        """(S,) the pin of a block: how many turns each source had before it."""
+        """(S,) the pin of a block: how many prompts each source had before it."""
         known = block
         while known not in self._ahead:
             known -= 1
@@ -428,25 +430,26 @@ class Turns:
         return self._dues.after(block * self._block)[0] + self._ahead[block]
 
     def _pin_after(self, block: int, had: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(S,) turns each source had after a block, given those it had before it.
+        """(S,) prompts each source had after a block, given those it had before it.
 
-        At most one turn of each source is released and not yet due. A turn can only have a slot
+        At most one prompt of each source is released and not yet due. A prompt can only have a slot
         after its release, so at each slot `slack` counts the slots from there to the end less the
-        taken turns that are released there or later; a turn is taken if all these counts stay >= 0.
+        taken prompts that are released there or later; a prompt is taken if all these counts stay
+        >= 0.
         """
         scale, window = self._dues.scale, self._window_of(block)
-        turns = int(window.places[-1])
+        prompts = int(window.places[-1])
         whole = window.floors + (window.dues[-1] // scale).astype(np.int64)
         taken = np.maximum(whole, had)
-        spare = block * self._block + turns - int(taken.sum())
-        sources, places = _turns_from(had, taken)
+        spare = block * self._block + prompts - int(taken.sum())
+        sources, places = _prompts_from(had, taken)
         released = window.first_with(sources, places, 1)
-        later = np.bincount(released, minlength=turns)[::-1].cumsum()[::-1]
-        slack = (np.arange(turns, 0, -1) - later).astype(np.int32)
+        later = np.bincount(released, minlength=prompts)[::-1].cumsum()[::-1]
+        slack = (np.arange(prompts, 0, -1) - later).astype(np.int32)
         waiting = np.flatnonzero((taken == whole) & (window.dues[-1] % scale > 0))
         releases = window.first_with(waiting, whole[waiting], 1)
         release = dict(zip(waiting.tolist(), releases.tolist(), strict=True))
-        last = block * self._block + turns
+        last = block * self._block + prompts
         coming = self._dues.in_order(last, waiting, whole[waiting] + 1) if spare else ()
         for _, source in coming:
             before = slack[: release[source] + 1]
@@ -468,8 +471,8 @@ class Turns:
             self._window = block, self._dues.window(first, last)
         return self._window[1]
 
-    def _turns_of(self, block: int) -> NDArray[np.int16]:
-        """(turns of the block,) the source of each."""
+    def _sources_of(self, block: int) -> NDArray[np.int16]:
+        """(slots of the block,) the source of each."""
         found = self._blocks.get(block)
         if found is None:
             found = self._serve(block)
@@ -479,13 +482,13 @@ class Turns:
         return found
 
     def _serve(self, block: int) -> NDArray[np.int16]:
-        """(turns of the block,) by earliest deadline among the released turns."""
+        """(slots of the block,) sources, by earliest deadline among the released prompts."""
         window, sources = self._window_of(block), self._dues.sources
         length = int(window.places[-1])
         last = block * self._block + length
         is_end = self._period is not None and last == self._period // self._repeats
         after = self._dues.after(last)[0] if is_end else self._pin(block + 1)
-        owners, places = _turns_from(self._pin(block), after)
+        owners, places = _prompts_from(self._pin(block), after)
         released = window.first_with(owners, places, 1)
         ranked = window.first_with(owners, places + 1) * sources + owners
         order = np.argsort(released, kind="stable")
@@ -499,14 +502,14 @@ class Turns:
                 heapq.heappush(ready, rank)
             at = end
             served.append(heapq.heappop(ready))
-        turns = (np.array(served) % sources).astype(np.int16)
-        return np.tile(turns, self._repeats)
+        owners_in_order = (np.array(served) % sources).astype(np.int16)
+        return np.tile(owners_in_order, self._repeats)
 
 
-def _turns_from(
+def _prompts_from(
     had: NDArray[np.int64], after: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(N,) source, (N,) number from 0 of each turn that follows `had` turns, up to `after`."""
+    """(N,) source, (N,) number from 0 of each prompt that follows `had` prompts, up to `after`."""
     counts = after - had
     sources = np.repeat(np.arange(len(counts)), counts)
     skipped = np.cumsum(counts) - counts

@@ -24,6 +24,7 @@ from tool_server.http import (
     json_answer,
     json_error,
 )
+from tool_server.interpreters import InterpreterGone, Interpreters, InterpretersFull
 from tool_server.sandbox import (
     WALL_FACTOR,
     CellResult,
@@ -37,7 +38,6 @@ from tool_server.sandbox import (
     SandboxUnavailable,
     choose_sandbox,
 )
-from tool_server.sessions import SessionGone, Sessions, SessionsFull
 from tool_server.settings import ServerSettings
 from tool_server.submission import StdioTest, SubmitRequest, same_lines, tests_of
 from tool_server.wire.fenced import extract_code
@@ -129,7 +129,9 @@ class RunCode:
                 self._sandbox.versions,
                 (Limits(), MIN_MEMORY_MB, MAX_RUN_S, WALL_FACTOR),
             )
-            self.sessions = Sessions(self._sandbox, settings.max_sessions, settings.session_idle_s)
+            self.interpreters = Interpreters(
+                self._sandbox, settings.max_sessions, settings.session_idle_s
+            )
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_post("/run_code", self._run_code)
@@ -146,7 +148,7 @@ class RunCode:
             "sandbox_why": sandbox.why,
             "languages": sandbox.languages,
             "packages": list(sandbox.packages),
-            "sessions": len(self.sessions),
+            "sessions": len(self.interpreters),
             "max_sessions": self._settings.max_sessions,
         }
 
@@ -158,7 +160,7 @@ class RunCode:
         if self._sandbox is not None:
             if self._cleaner is not None:
                 self._cleaner.cancel()
-            await self.sessions.close()
+            await self.interpreters.close()
             self._sandbox.close()
 
     @property
@@ -175,7 +177,7 @@ class RunCode:
     async def _clean(self) -> None:
         while True:
             await asyncio.sleep(min(30.0, self._settings.session_idle_s / 2))
-            await self.sessions.end_idle()
+            await self.interpreters.end_idle()
 
     async def _run_code(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunCodeRequest)
@@ -212,12 +214,12 @@ class RunCode:
         _ = self.sandbox
         async with self.slots.hold():
             try:
-                cell, about = await self.sessions.run_cell(
+                cell, about = await self.interpreters.run_cell(
                     name, asked.code, asked.stdin or "", files, limits, began=asked.session_began
                 )
-            except SessionGone as gone:
+            except InterpreterGone as gone:
                 return sandbox_error(str(gone)) | {"session": {"id": name, "gone": True}}
-            except SessionsFull as full:
+            except InterpretersFull as full:
                 # Without Retry-After, which the client takes for a pause of all its calls: the
                 # cells of the other sessions must go on, so that sessions end.
                 raise json_error(web.HTTPTooManyRequests, str(full), NOT_EXECUTED) from full
@@ -229,7 +231,7 @@ class RunCode:
     async def _end_session(self, request: web.Request) -> web.Response:
         asked = await body_of(request, EndSessionRequest)
         _ = self.sandbox
-        return json_answer({"ended": await self.sessions.end(asked.session)})
+        return json_answer({"ended": await self.interpreters.end(asked.session)})
 
     async def _run_jupyter(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunJupyterRequest)
@@ -241,15 +243,15 @@ class RunCode:
             if asked.fetch_files:
                 raise NotSupported("/run_jupyter has no fetch_files: print the content instead")
             limits, files = Limits(wall_s=asked.total_timeout), _decoded(request, asked.files)
-            async with self.slots.hold(), sandbox.session(limits, files) as session:
+            async with self.slots.hold(), sandbox.interpreter(limits, files) as interpreter:
                 ends_at = time.monotonic() + WALL_FACTOR * asked.total_timeout
                 for code in asked.cells:
                     if time.monotonic() > ends_at:
                         raise SandboxUnavailable("no end of the cells: the machine is overloaded")
-                    left_s = max(0.01, asked.total_timeout - session.own_s)
+                    left_s = max(0.01, asked.total_timeout - interpreter.own_s)
                     wall_s = min(asked.cell_timeout or left_s, left_s)
-                    cells.append(await session.run_cell(code, wall_s=wall_s))
-                    if not session.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:
+                    cells.append(await interpreter.run_cell(code, wall_s=wall_s))
+                    if not interpreter.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:
                         break
         except NotSupported as error:
             return json_answer(not_supported(str(error)))

@@ -1,7 +1,7 @@
 """Who answers the calls of an environment: an instance in this process, or a server over HTTP.
 
 A server is one that the user started, or one that this process starts for a class and ends with
-itself. Limits, deadlines and the meaning of answers are in `agent_loop.environments.source`.
+itself. Limits, deadlines and the meaning of answers are in `agent_loop.environments.provider`.
 """
 
 import asyncio

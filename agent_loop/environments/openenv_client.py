@@ -69,7 +69,7 @@ except ImportError as error:
     ) from error
 
 
-class _OneSession(_GenericEnvClient):
+class _OneConnection(_GenericEnvClient):
     """A client that never connects again by itself: that would be another session, and its steps
     those of an environment that was never reset."""
 
@@ -114,7 +114,7 @@ class OpenEnv:
             )
         self._template = (url, json.dumps(action, sort_keys=True))
         self._action, self._observation, self._reset = action, observation, dict(reset or {})
-        self._client: Any = _OneSession(
+        self._client: Any = _OneConnection(
             base_url=url,
             connect_timeout_s=FOREVER_S,
             message_timeout_s=FOREVER_S,

@@ -48,13 +48,13 @@ _REAP_S = 0.005
 _SWEEP_S = 30.0
 
 
-class SessionFailed(Exception):
+class ProcessFailed(Exception):
     """The session's process failed, and was ended."""
 
 
 @dataclass(slots=True)
-class Session:
-    """A session's process."""
+class EnvironmentProcess:
+    """The process of one session, as the server sees it."""
 
     pid: int
     reader: asyncio.StreamReader
@@ -63,7 +63,7 @@ class Session:
     used_at: float = field(default_factory=time.monotonic)
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises `SessionFailed` if the process ends, or answers too much."""
+        """Raises `ProcessFailed` if the process ends, or answers too much."""
         self.used_at = time.monotonic()
         data = json.dumps(request).encode()
         try:
@@ -71,10 +71,10 @@ class Session:
             await self.writer.drain()
             (size,) = HEAD.unpack(await self.reader.readexactly(HEAD.size))
             if size > MAX_ANSWER_BYTES:
-                raise SessionFailed(f"it answered with {size} bytes")
+                raise ProcessFailed(f"it answered with {size} bytes")
             return json.loads(await self.reader.readexactly(size))
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise SessionFailed(f"its process ended {await self.end()}") from error
+            raise ProcessFailed(f"its process ended {await self.end()}") from error
 
     async def end(self) -> str:
         """Kill the process and its children; how it ended, in words."""
@@ -123,7 +123,7 @@ class EnvironmentServer:
     ) -> None:
         self._kind, self._name, self._token = kind, name, token
         self._max_sessions, self._idle_s, self._limit_s = max_sessions, idle_s, limit_s
-        self._sessions: dict[str, Session] = {}
+        self._processes: dict[str, EnvironmentProcess] = {}
         self._starting = 0
         """Sessions whose process is forked and not in the table yet."""
 
@@ -141,7 +141,7 @@ class EnvironmentServer:
         sweeper = asyncio.ensure_future(self._sweep())
         yield
         sweeper.cancel()
-        await asyncio.gather(*(self._end(name) for name in list(self._sessions)))
+        await asyncio.gather(*(self._end(name) for name in list(self._processes)))
 
     async def _sweep(self) -> None:
         """End sessions that nobody uses any more."""
@@ -150,8 +150,8 @@ class EnvironmentServer:
             before = time.monotonic() - self._idle_s
             idle = [
                 name
-                for name, session in self._sessions.items()
-                if session.used_at < before and not session.busy.locked()
+                for name, process in self._processes.items()
+                if process.used_at < before and not process.busy.locked()
             ]
             await asyncio.gather(*map(self._end, idle))
 
@@ -160,12 +160,12 @@ class EnvironmentServer:
         row, options = given.get("row"), given.get("options", {})
         if not isinstance(row, dict) or not isinstance(options, dict):
             return _error(400, "want {row: object, options: object}")
-        if len(self._sessions) + self._starting >= self._max_sessions:
+        if len(self._processes) + self._starting >= self._max_sessions:
             return _error(503, f"{self._max_sessions} sessions are open; raise --max-sessions")
         name = uuid4().hex
         self._starting += 1
         try:
-            self._sessions[name] = await self._forked()
+            self._processes[name] = await self._forked()
         finally:
             self._starting -= 1
         return await self._answer(name, {"op": "reset", "row": row, "options": options})
@@ -178,11 +178,11 @@ class EnvironmentServer:
 
     async def _close(self, request: web.Request) -> web.Response:
         name = str((await self._body(request)).get("session"))
-        if (session := self._sessions.get(name)) is not None:
+        if (process := self._processes.get(name)) is not None:
             try:
-                if not session.busy.locked():
-                    await asyncio.wait_for(session.ask({"op": "close"}), CLOSE_S)
-            except (SessionFailed, asyncio.TimeoutError):
+                if not process.busy.locked():
+                    await asyncio.wait_for(process.ask({"op": "close"}), CLOSE_S)
+            except (ProcessFailed, asyncio.TimeoutError):
                 pass
             finally:
                 await self._end(name)
@@ -190,19 +190,19 @@ class EnvironmentServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         self._check_token(request)
-        return web.json_response({"environment": self._name, "sessions": len(self._sessions)})
+        return web.json_response({"environment": self._name, "sessions": len(self._processes)})
 
     async def _answer(self, name: str, asked: dict[str, Any]) -> web.Response:
         """Ask a session. It is ended by a fault, by the time limit, and if the client is gone."""
-        if (session := self._sessions.get(name)) is None:
+        if (process := self._processes.get(name)) is None:
             return _error(404, f"no session {name[:64]!r}: it has ended, or the server is new")
         is_whole = False
         said: dict[str, Any] = {}
         try:
-            async with session.busy:
-                said = await asyncio.wait_for(session.ask(asked), self._limit_s)
+            async with process.busy:
+                said = await asyncio.wait_for(process.ask(asked), self._limit_s)
             is_whole = "error" not in said
-        except SessionFailed as error:
+        except ProcessFailed as error:
             said = {"error": f"{asked['op']}: {error}"}
         except asyncio.TimeoutError:
             said = {"error": f"{asked['op']}: no answer within {self._limit_s:g} s"}
@@ -215,7 +215,7 @@ class EnvironmentServer:
             return _error(500, said["error"])
         return web.json_response(dict(said["answer"], session=name))
 
-    async def _forked(self) -> Session:
+    async def _forked(self) -> EnvironmentProcess:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if not pid:
@@ -228,11 +228,11 @@ class EnvironmentServer:
             ours.close()
             await asyncio.shield(killed(pid))
             raise
-        return Session(pid, reader, writer)
+        return EnvironmentProcess(pid, reader, writer)
 
     async def _end(self, name: str) -> None:
-        if (session := self._sessions.pop(name, None)) is not None:
-            await asyncio.shield(session.end())
+        if (process := self._processes.pop(name, None)) is not None:
+            await asyncio.shield(process.end())
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         self._check_token(request)

@@ -36,7 +36,7 @@ def serve_forked(own: socket.socket, kind: Any) -> NoReturn:
     code = 1
     try:
         _leave_the_server(own)
-        _Session(own, kind).run()
+        _ForkedInstance(own, kind).run()
         code = 0
     except (EOFError, OSError):  # the server closed the socket, or died
         code = 0
@@ -61,7 +61,9 @@ def _leave_the_server(own: socket.socket) -> None:
     asyncio.set_event_loop(None)
 
 
-class _Session:
+class _ForkedInstance:
+    """The instance in the forked process, and its answers."""
+
     def __init__(self, own: socket.socket, kind: Any) -> None:
         self._socket, self._kind = own, kind
         self._loop = asyncio.new_event_loop()

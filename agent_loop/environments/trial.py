@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_loop.environments.episode import Start
-from agent_loop.environments.source import EnvironmentSource
+from agent_loop.environments.provider import EnvironmentProvider
 from agent_loop.toolbox.listing import client_of
 from config.environments import EnvironmentEntry
 from config.schema import ToolConfig
 
 
-async def begun(entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConfig) -> Start:
+async def try_environment(
+    entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConfig
+) -> Start:
     """What the model reads first in the episode of a row, without the run's rate and slots.
 
     Raises:
@@ -19,7 +21,7 @@ async def begun(entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConf
     """
     plain = entry.model_copy(update={"rate": None, "slots": None})
     async with client_of(tools) as client:
-        source = client.resource("environment", lambda: EnvironmentSource(plain, client))
-        episode = await source.begin(client.for_source(row["data_source"]), row)
+        provider = client.resource("environment", lambda: EnvironmentProvider(plain, client))
+        episode = await provider.begin(client.for_source(row["data_source"]), row)
         await episode.end()
         return episode.start

@@ -1,15 +1,15 @@
-"""The conversations of one gateway session: which request continues which row, and what a template
-adds between.
+"""The conversations of one gateway session: which request continues which sequence, and what a
+template adds between.
 
-An agent sends its whole history with each request. If it begins with the messages of a row, and the
-model's messages in it are those that the gateway sent, the row goes on: its tokens stay as they
-are, and only the tokens of the new messages are added. Any other request begins a row, whose prompt
-is rendered from its messages. So what an agent changed in its history is read by the model and
-never trained. Pure: the template is given as an object.
+An agent sends its whole history with each request. If it begins with the messages of a sequence,
+and the model's messages in it are those that the gateway sent, the sequence goes on: its tokens
+stay as they are, and only the tokens of the new messages are added. Any other request begins a
+sequence, whose prompt is rendered from its messages. So what an agent changed in its history is
+read by the model and never trained. Pure: the template is given as an object.
 
-Example: an agent asks [user], gets A, asks [user, A, result], gets B, and then asks
-[user, A, other result]. The first two requests are one row. The third begins another: its prompt
-has the tokens of [user] and A as they were sampled, and then those of the other result.
+Example: an agent asks [user], gets A, asks [user, A, result], gets B, and then asks [user, A, other
+result]. The first two requests are one sequence. The third begins another: its prompt has the
+tokens of [user] and A as they were sampled, and then those of the other result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,8 +53,8 @@ class PromptTemplate(Protocol):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Row:
-    """A row under way."""
+class OpenSequence:
+    """A sequence under way."""
 
     rollout: Rollout
     tools: bytes
@@ -78,20 +78,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
-    """A place in a row after a message of the model."""
+    """A place in a sequence after a message of the model."""
 
-    row: Row
+    sequence: OpenSequence
     response_tokens: int
     said: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Continuation:
     """Where a request goes on."""
 
-    row: Row
+    sequence: OpenSequence
     added: list[int]
-    """Tokens of the environment to append to the row before the engine goes on."""
+    """Tokens of the environment to append to the sequence before the engine goes on."""
 
     read: int
     """Tokens of the prompt that the engine reads."""
@@ -101,15 +101,15 @@ class Place:
 
 
 class Chains:
-    """The rows of one session."""
+    """The sequences of one session."""
 
     def __init__(self, template: PromptTemplate) -> None:
         self._template = template
-        self.rows: list[Row] = []
+        self.sequences: list[OpenSequence] = []
         self._points: dict[bytes, _Point] = {}
 
-    def place(self, request: ModelRequest, temperature: float) -> Place:
-        """Find the row that a request continues, or begin one. The row is busy until `say`.
+    def place(self, request: ModelRequest, temperature: float) -> Continuation:
+        """Find the sequence that a request continues, or begin one; it is busy until `say`.
 
         Raises:
             WireError: the template refuses the messages.
@@ -120,9 +120,9 @@ class Chains:
         for count in range(len(messages) - 1, 0, -1):
             if (point := self._points.get(digests[count - 1])) is None:
                 continue
-            row = point.row
-            tokens = row.rollout.trajectory.ids
-            before = tokens[: len(row.rollout.trajectory.prompt_ids) + point.response_tokens]
+            sequence = point.sequence
+            tokens = sequence.rollout.trajectory.ids
+            before = tokens[: len(sequence.rollout.trajectory.prompt_ids) + point.response_tokens]
             try:
                 glue = self._template.glue_ids(
                     point.said, messages[count:], request.tools, before[-1]
@@ -130,33 +130,41 @@ class Chains:
             except CannotContinue:
                 break
             read = len(before) + len(glue)
-            if row.is_busy or len(before) < len(tokens):  # an earlier place of the row
-                row, glue = self._begin(before + glue, "branch", row, tools, temperature), []
-            row.history, row.digest, row.is_busy = texts, digests[-1], True
-            return Place(row=row, added=glue, read=read, reused=len(before))
+            if sequence.is_busy or len(before) < len(tokens):  # an earlier place of the sequence
+                ids, glue = before + glue, []
+                sequence = self._begin(ids, "branch", sequence, tools, temperature)
+            sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
+            return Continuation(sequence=sequence, added=glue, read=read, reused=len(before))
         ids = self._template.prompt_ids(messages, request.tools)
         cause, parent = self._why_new(texts, tools, temperature)
-        row = self._begin(ids, cause, parent, tools, temperature)
-        row.history, row.digest, row.is_busy = texts, digests[-1], True
-        return Place(row=row, added=[], read=len(ids), reused=0)
+        sequence = self._begin(ids, cause, parent, tools, temperature)
+        sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
+        return Continuation(sequence=sequence, added=[], read=len(ids), reused=0)
 
-    def say(self, row: Row, said: Mapping[str, Any] | None) -> None:
-        """Note the model's message as the agent was told, after it was appended to the row; None
-        if the engine failed."""
-        row.is_busy = False
+    def say(self, sequence: OpenSequence, said: Mapping[str, Any] | None) -> None:
+        """Note the model's message as the agent was told, after it was appended to the sequence;
+        None if the engine failed."""
+        sequence.is_busy = False
         if said is None:
-            if not row.rollout.turns:  # the request was refused before the engine was asked
-                self.rows.remove(row)
+            if not sequence.rollout.turns:  # the request was refused before the engine was asked
+                self.sequences.remove(sequence)
             return
         texts = texts_of([said])
-        row.history = [*row.history, *texts]
-        row.digest = _digests(row.digest, texts)[-1]
-        response_tokens = len(row.rollout.trajectory)
-        self._points[row.digest] = _Point(row=row, response_tokens=response_tokens, said=said)
+        sequence.history = [*sequence.history, *texts]
+        sequence.digest = _digests(sequence.digest, texts)[-1]
+        response_tokens = len(sequence.rollout.trajectory)
+        self._points[sequence.digest] = _Point(
+            sequence=sequence, response_tokens=response_tokens, said=said
+        )
 
     def _begin(
-        self, ids: list[int], cause: str, parent: Row | None, tools: bytes, temperature: float
-    ) -> Row:
+        self,
+        ids: list[int],
+        cause: str,
+        parent: OpenSequence | None,
+        tools: bytes,
+        temperature: float,
+    ) -> OpenSequence:
         rollout = Rollout(
             trajectory=Trajectory(ids),
             stop_reason=StopReason.ANSWERED,
@@ -165,33 +173,36 @@ class Chains:
             temperature=temperature,
         )
         rollout.parent = parent.rollout if parent is not None else None
-        self.rows.append(Row(rollout=rollout, tools=tools, temperature=temperature))
-        return self.rows[-1]
+        self.sequences.append(OpenSequence(rollout=rollout, tools=tools, temperature=temperature))
+        return self.sequences[-1]
 
     def _why_new(
         self, texts: Sequence[bytes], tools: bytes, temperature: float
-    ) -> tuple[str, Row | None]:
-        """Why a request begins a row, and the row with which it shares the most messages."""
-        if not self.rows:
+    ) -> tuple[str, OpenSequence | None]:
+        """Why a request begins a sequence, and the one with which it shares the most messages."""
+        if not self.sequences:
             return "", None
-        shared = [(shared_length(texts, row.history), row.last_request, row) for row in self.rows]
-        count, _, row = max(shared, key=lambda each: each[:2])
+        shared = [
+            (shared_length(texts, sequence.history), sequence.last_request, sequence)
+            for sequence in self.sequences
+        ]
+        count, _, sequence = max(shared, key=lambda each: each[:2])
         if not count:
             return "new conversation", None
-        if count < min(len(texts), len(row.history)):
-            ours, theirs = (msgspec.json.decode(each[count]) for each in (row.history, texts))
+        if count < min(len(texts), len(sequence.history)):
+            ours, theirs = (msgspec.json.decode(each[count]) for each in (sequence.history, texts))
             if ours["role"] != "assistant" or theirs["role"] != "assistant":
                 cause = "new messages"
             elif {**ours, "reasoning": ""} == {**theirs, "reasoning": ""}:
                 cause = "reasoning"
             else:
                 cause = "rewritten"
-            return cause, row
-        if row.tools != tools:
-            return "tools", row
-        if row.temperature != temperature:
-            return "temperature", row
-        return "again" if count == len(texts) else "template", row
+            return cause, sequence
+        if sequence.tools != tools:
+            return "tools", sequence
+        if sequence.temperature != temperature:
+            return "temperature", sequence
+        return "again" if count == len(texts) else "template", sequence
 
 
 def texts_of(messages: Messages) -> list[bytes]:

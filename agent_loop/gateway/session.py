@@ -1,8 +1,8 @@
-"""One session of the gateway: the requests of one agent, as rows that the policy is trained on.
+"""One session of the gateway: the requests of one agent, as sequences to train the policy on.
 
 A request becomes tokens (`chains`), the engine goes on from them, and its tokens become a reply.
-The session keeps the limits of a trajectory: the turns of all rows count together, and a row has as
-many tokens as the response of any other agent. No verl, no HTTP.
+The session keeps the limits of a trajectory: the turns of all sequences count together, and a
+sequence has as many tokens as the response of any other agent. No verl, no HTTP.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
 
-from agent_loop.gateway.chains import Chains, Place, PromptTemplate
+from agent_loop.gateway.chains import Chains, Continuation, PromptTemplate
 from agent_loop.gateway.wire import (
     Finish,
     ModelReply,
@@ -42,10 +42,16 @@ class Engine(Protocol):
     """The rollout engine, with the sampling parameters of the source."""
 
     async def __call__(
-        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float, row: str
+        self,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int,
+        stop: Stop,
+        temperature: float,
+        sequence: str,
     ) -> Generated:
-        """As `turn_loop.Generate`. `row` is the id of the conversation, so that requests of one
-        session that run side by side are told apart."""
+        """As `turn_loop.Generate`. `sequence` is the id of the conversation, so that requests of
+        one session that run side by side are told apart."""
         ...
 
 
@@ -82,7 +88,7 @@ class Session:
 
     Args:
         engine: generates.
-        budget: limits of the session; `response_length` is of each row.
+        budget: limits of the session; `response_length` is of each sequence.
     """
 
     policy: Policy
@@ -138,30 +144,30 @@ class Session:
         """
         self._check(request)
         temperature = self._temperature(request)
-        place = self._chains.place(request, temperature)
+        continuation = self._chains.place(request, temperature)
         said = None
         try:
-            reply, said = await self._say(request, place)
+            reply, said = await self._say(request, continuation)
         except ToolError as error:
             raise self.lose(error) from error
         finally:
-            self._chains.say(place.row, said)
+            self._chains.say(continuation.sequence, said)
         return reply
 
     def rollouts(self) -> list[Rollout]:
-        """The rows, the one with the last request last. A session without a request has none."""
-        rows = sorted(self._chains.rows, key=lambda row: row.last_request)
-        return [row.rollout for row in rows if row.rollout.turns]
+        """The sequences, the one with the last request last; none without a request."""
+        sequences = sorted(self._chains.sequences, key=lambda each: each.last_request)
+        return [each.rollout for each in sequences if each.rollout.turns]
 
     def note(self, call: Call) -> None:
-        """Record a call of a tool, in the row with the last request."""
-        row = max(self._chains.rows, key=lambda row: row.last_request, default=None)
-        if row is None:
+        """Record a call of a tool, in the sequence with the last request."""
+        sequence = max(self._chains.sequences, key=lambda each: each.last_request, default=None)
+        if sequence is None:
             self._early_calls.append(call)
             return
-        self._hand_over_calls(row.rollout)
-        call.turn = len(row.rollout.turns)
-        row.rollout.calls.append(call)
+        self._hand_over_calls(sequence.rollout)
+        call.turn = len(sequence.rollout.turns)
+        sequence.rollout.calls.append(call)
 
     def _hand_over_calls(self, rollout: Rollout) -> None:
         rollout.calls += self._early_calls
@@ -207,25 +213,29 @@ class Session:
             )
         return asked
 
-    async def _say(self, request: ModelRequest, place: Place) -> tuple[ModelReply, dict[str, Any]]:
-        row, rollout, codec = place.row, place.row.rollout, self.policy.codec
+    async def _say(
+        self, request: ModelRequest, continuation: Continuation
+    ) -> tuple[ModelReply, dict[str, Any]]:
+        sequence, codec = continuation.sequence, self.policy.codec
+        rollout = sequence.rollout
         trajectory = rollout.trajectory
-        room = self._room(trajectory) - len(place.added)
+        room = self._room(trajectory) - len(continuation.added)
         if room <= 0:
             raise self._used_up(
                 StopReason.RESPONSE_BUDGET,
-                f"the conversation has {place.read} tokens, and no room for an answer is left",
+                f"the conversation has {continuation.read} tokens, and no room for an answer is "
+                "left",
                 code="context_length_exceeded",
             )
-        row.last_request = self._requests
+        sequence.last_request = self._requests
         self._hand_over_calls(rollout)
-        if place.added:
-            trajectory.add_tool_tokens(place.added, codec.decode(place.added))
+        if continuation.added:
+            trajectory.add_tool_tokens(continuation.added, codec.decode(continuation.added))
         own = (
             self.policy.call_format.stop_texts if request.tools and self.policy.call_format else ()
         )
         language = _Stops([*own, *request.stop])
-        turn = Turn(read_tokens=place.read, reused_tokens=place.reused)
+        turn = Turn(read_tokens=continuation.read, reused_tokens=continuation.reused)
         rollout.turns.append(turn)
         own_limit = min(room, self.budget.max_turn_length or room)
         limit = min(own_limit, request.max_tokens or own_limit)
@@ -240,8 +250,8 @@ class Session:
                     prompt_ids,
                     max_tokens=limit,
                     stop=stop,
-                    temperature=row.temperature,
-                    row=row.id,
+                    temperature=sequence.temperature,
+                    sequence=sequence.id,
                 )
         except TimeoutError as error:
             self.is_late = True
@@ -260,10 +270,10 @@ class Session:
         if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
             is_cut = not is_whole and turn.tokens >= own_limit
             self.exhausted = StopReason.RESPONSE_BUDGET if is_cut else None
-        return self._told(request, text, trajectory, place.read, is_whole, in_reasoning)
+        return self._told(request, text, trajectory, continuation.read, is_whole, in_reasoning)
 
     def _room(self, trajectory: Trajectory) -> int:
-        """Tokens that a row may still have. A prompt longer than `prompt_length` has less."""
+        """Tokens that a sequence may still have. A prompt longer than `prompt_length` has less."""
         length = self.budget.response_length
         over = max(0, len(trajectory.prompt_ids) - self.policy.prompt_length)
         return length - over - len(trajectory)

@@ -10,7 +10,7 @@ from agent_loop.gateway.chains import Messages
 from agent_loop.gateway.wire import WireError
 from agent_loop.turns.codec import TokenCodec, as_plain_text
 from agent_loop.turns.native import plain_word
-from agent_loop.turns.tool_messages import Called, CannotContinue, Render, ToolMessages, written
+from agent_loop.turns.tool_messages import CallId, CannotContinue, Render, ToolMessages, written
 
 LONG_TOKEN = 16
 """Characters of a token in the mean of a text: no text has more. A longer conversation is refused
@@ -80,7 +80,7 @@ class ChatTemplate:
         if None in answered or len({call["id"] for call in answered if call}) < len(asked):
             answered = asked  # a client that renames ids: by their order
         calls = [
-            Called(plain_word(call["function"]["name"], "unknown"), plain_word(call["id"], "call"))
+            CallId(plain_word(call["function"]["name"], "unknown"), plain_word(call["id"], "call"))
             for call in answered
             if call
         ]

@@ -2,8 +2,9 @@
 the engine is missing or trained twice.
 
 `trajectories/<step>.jsonl` has the trained tokens, their mask, and the engine's output before any
-cut (`engine_turns`). A trajectory is a session, which may be several lines, one for each row. A row
-has the numbers of its requests to the engine, and a session the number of all its requests.
+cut (`engine_turns`). A trajectory is a session, which may be several lines, one for each sequence.
+A sequence has the numbers of its requests to the engine, and a session the number of all its
+requests.
 """
 
 from collections import Counter, defaultdict
@@ -70,25 +71,26 @@ def audit_masks(run_dir: Path) -> MaskReport:
             where = f"{path.name} key={record['key']}"
             report.problems += [f"{where}: {problem}" for problem in mask_problems(record)]
         report.by_step[int(path.stem)] = len(sessions)
-        for name, rows in sessions.items():
+        for name, sequences in sessions.items():
             where = f"{path.name} session={name}"
-            report.problems += [f"{where}: {problem}" for problem in session_problems(rows)]
+            report.problems += [f"{where}: {problem}" for problem in session_problems(sequences)]
     return report
 
 
-def session_problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows of a session that are missing, and answers of the engine that are in no row or in
+def session_problems(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sequences of a session that are missing, and answers of the engine that are in none or in
     several: the first `SHOWN` of them.
 
     Args:
-        rows: the lines of the session. Those of release 1.0.0 do not say how many there should be.
+        sequences: the lines of the session. Those of release 1.0.0 do not say how many there
+            should be.
     """
-    said = [r for r in rows if r.get("requests") is not None and why_masked(r) is None]
+    said = [s for s in sequences if s.get("requests") is not None and why_masked(s) is None]
     if not said:
         return []
-    if said[-1]["rows"] != len(rows):
-        return [f"{len(rows)} rows are there, of {said[-1]['rows']}"]
-    held = Counter(turn.get("request") for row in rows for turn in row["turns"])
+    if said[-1]["rows"] != len(sequences):
+        return [f"{len(sequences)} rows are there, of {said[-1]['rows']}"]
+    held = Counter(turn.get("request") for sequence in sequences for turn in sequence["turns"])
     wrong = (n for n in range(1, said[-1]["requests"] + 1) if held[n] != 1)
     return [
         f"the engine's answer to request {number} is in {held[number] or 'no'} rows"

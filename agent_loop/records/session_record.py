@@ -16,7 +16,7 @@ def record_of(outputs: Sequence[Any], row: Mapping[str, Any], step: int) -> Reco
     """The record of a session.
 
     Args:
-        outputs: verl's outputs of all rows of the session; the last one answers.
+        outputs: verl's outputs of all sequences of the session; the last one answers.
         row: columns of the dataset, and `session_id`.
         step: as in `Record`.
     """
@@ -50,7 +50,7 @@ def _writable(text: str | None) -> str | None:
     return None if text is None else text.encode(errors="replace").decode()
 
 
-def digest_of(rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """Digest of the token ids of prompt and response of each row."""
-    ids = [[[*map(int, prompt)], [*map(int, response)]] for prompt, response in rows]
+def digest_of(sequences: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
+    """Digest of the token ids of prompt and response of each sequence."""
+    ids = [[[*map(int, prompt)], [*map(int, response)]] for prompt, response in sequences]
     return hashlib.blake2b(json.dumps(ids).encode(), digest_size=12).hexdigest()

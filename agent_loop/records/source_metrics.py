@@ -20,7 +20,7 @@ from samplers.uid import session_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTrajectory:
-    """One row of a trained batch, or a session of several: facts, no tokens and no texts."""
+    """One sequence of a trained batch, or a session of several: facts, no tokens and no texts."""
 
     key: str
     """verl's key, `<uid>_<session>_<index>`."""
@@ -44,7 +44,7 @@ class TrainedTrajectory:
     rows: int = 1
 
     causes: tuple[str, ...] = ()
-    """Why its rows began (`Rollout.cause`), of a session of several rows."""
+    """Why its sequences began (`Rollout.cause`), of a session of several sequences."""
 
     @property
     def is_lost(self) -> bool:
@@ -79,29 +79,30 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def sessions_of(rows: Iterable[TrainedTrajectory]) -> list[TrainedTrajectory]:
-    """The sessions of some rows, in the order of their first rows.
+def sessions_of(sequences: Iterable[TrainedTrajectory]) -> list[TrainedTrajectory]:
+    """The sessions of some sequences, in the order of their first ones.
 
-    A session of several rows has the sums of their tokens, all their turns and calls, and the
-    prompt of its first row. Its verdict is the same in each row.
+    A session of several sequences has the sums of their tokens, all their turns and calls, and the
+    prompt of its first one. Its verdict is the same in each.
     """
     sessions: dict[str, list[TrainedTrajectory]] = defaultdict(list)
-    for row in rows:
-        sessions[session_of(row.key)].append(row)
+    for sequence in sequences:
+        sessions[session_of(sequence.key)].append(sequence)
     return [own[0] if len(own) == 1 else _joined(own) for own in sessions.values()]
 
 
-def _joined(rows: Sequence[TrainedTrajectory]) -> TrainedTrajectory:
+def _joined(sequences: Sequence[TrainedTrajectory]) -> TrainedTrajectory:
     of_all = {
-        name: [each for row in rows for each in row.record[name]] for name in ("turns", "calls")
+        name: [each for sequence in sequences for each in sequence.record[name]]
+        for name in ("turns", "calls")
     }
     return replace(
-        rows[0],
-        response_tokens=sum(row.response_tokens for row in rows),
-        trained_tokens=sum(row.trained_tokens for row in rows),
-        record={**rows[0].record, **of_all},
-        rows=len(rows),
-        causes=tuple(row.record.get("cause", "") for row in rows),
+        sequences[0],
+        response_tokens=sum(each.response_tokens for each in sequences),
+        trained_tokens=sum(each.trained_tokens for each in sequences),
+        record={**sequences[0].record, **of_all},
+        rows=len(sequences),
+        causes=tuple(each.record.get("cause", "") for each in sequences),
     )
 
 

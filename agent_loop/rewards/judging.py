@@ -32,8 +32,8 @@ async def judge(
     reward's own. A trajectory without a verdict becomes an `infra_error`.
 
     Args:
-        rollout: the last row, which answers.
-        earlier: the other rows of its session.
+        rollout: the last sequence, which answers.
+        earlier: the other sequences of its session.
     """
     source, timeout_s = row["data_source"], settings.mixed.deadlines.reward_s
     reward = settings.reward_name_of(source)
@@ -69,21 +69,21 @@ def attempt_of(
     max_response_length: int,
     earlier: Sequence[Rollout] = (),
 ) -> Attempt:
-    """What a reward judges: the answer of the last row, and the words, calls and tokens of all rows
-    of the session, so that a reward does not depend on how the session is cut."""
-    rows = [*earlier, rollout]
+    """What a reward judges: the answer of the last sequence, and the words, calls and tokens of all
+    sequences of the session, so that a reward does not depend on how the session is cut."""
+    sequences = [*earlier, rollout]
     extra_info = dict(row.get("extra_info") or {})
     extra_info["extras"] = json.loads(extra_info.get("extras") or "{}")
-    own = [s.text for each in rows for s in each.trajectory.segments if s.author == "model"]
+    own = [s.text for each in sequences for s in each.trajectory.segments if s.author == "model"]
     return Attempt(
         answer=rollout.answer if rollout.answer and not rollout.answer.isspace() else None,
         ground_truth=json.loads(row["reward_model"]["ground_truth"]),
         text="\n".join(own),
         question=question_of(row.get("raw_prompt") or ()),
-        tool_calls=sum(map(_executed_calls, rows)),
+        tool_calls=sum(map(_executed_calls, sequences)),
         source=row["data_source"],
         extra_info=extra_info,
-        response_length=sum(len(each.trajectory) for each in rows),
+        response_length=sum(len(each.trajectory) for each in sequences),
         max_response_length=max_response_length,
     )
 

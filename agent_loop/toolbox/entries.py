@@ -6,14 +6,14 @@ from functools import partial
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route
 from agent_loop.toolbox.functions import (
-    ClassSource,
-    FunctionSource,
+    ClassProvider,
+    FunctionProvider,
     definition_of,
     run_in_loop,
 )
-from agent_loop.toolbox.own import OwnSource
-from agent_loop.toolbox.spec import ToolSource
-from agent_loop.toolbox.toolbox import OpenedSource, Toolbox
+from agent_loop.toolbox.own import ToolServerProvider
+from agent_loop.toolbox.spec import ToolProvider
+from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox
 from config.tool_entries import OWN_TOOLS, ToolEntry
 
 
@@ -35,10 +35,10 @@ def toolbox_of(
         ValueError: an entry is wrong.
     """
     opened = [
-        OpenedSource(
-            source=client.resource(
+        OpenedProvider(
+            provider=client.resource(
                 f"{entry.model_dump_json()} topk={topk} persistent={persistent}",
-                partial(source_of, entry, client, topk=topk, persistent=persistent),
+                partial(provider_of, entry, client, topk=topk, persistent=persistent),
             ),
             only=entry.only,
             target=entry.target,
@@ -48,13 +48,13 @@ def toolbox_of(
     return Toolbox(opened)
 
 
-def source_of(
+def provider_of(
     entry: ToolEntry,
     client: ToolClient,
     *,
     topk: int,
     persistent: bool,
-) -> ToolSource:
+) -> ToolProvider:
     """What answers the calls of one entry.
 
     Raises:
@@ -63,21 +63,21 @@ def source_of(
     limit: Callable[[Route], Route] = partial(client.limits, limits=entry)
     timeout_s = client.route.timeout_s
     if entry.mcp is not None:
-        from agent_loop.toolbox.mcp_servers import McpSource  # takes a second to import
+        from agent_loop.toolbox.mcp_servers import McpProvider  # takes a second to import
 
-        return McpSource(entry, client)
+        return McpProvider(entry, client)
     if entry.verl is not None:
-        from agent_loop.training.verl_adapters.verl_tools import VerlSource, tools_of_file
+        from agent_loop.training.verl_adapters.verl_tools import VerlProvider, tools_of_file
 
         found = tools_of_file(entry.verl)
-        return VerlSource(found, entry.verl, limit, timeout_s, client.clock)
+        return VerlProvider(found, entry.verl, limit, timeout_s, client.clock)
     if entry.tool in OWN_TOOLS:
         has_limits = any(
             value is not None
             for value in (entry.rate, entry.slots, entry.timeout, entry.retry, entry.cache)
         )
         route = limit(client.route) if has_limits else None
-        return OwnSource([entry.tool], topk=topk, route=route, persistent=persistent)
+        return ToolServerProvider([entry.tool], topk=topk, route=route, persistent=persistent)
     file, name = entry.python_name or ("", "")
     # A file that is not trusted is read here, and run only in the sandbox.
     definition = definition_of(file, name, is_run=entry.where != "sandbox")
@@ -87,15 +87,15 @@ def source_of(
                 f"tool={entry.tool!r} is a class, which has state for each trajectory: leave "
                 "`where` and `cache` out"
             )
-        return ClassSource(definition, limit, timeout_s, client.clock)
+        return ClassProvider(definition, limit, timeout_s, client.clock)
     if entry.where == "sandbox":
-        from agent_loop.toolbox.sandboxed import SandboxSource
+        from agent_loop.toolbox.sandboxed import SandboxProvider
 
-        return SandboxSource(definition, limit, caches=bool(entry.cache), run_s=entry.timeout)
+        return SandboxProvider(definition, limit, caches=bool(entry.cache), run_s=entry.timeout)
     if entry.where == "process":
         from agent_loop.toolbox.processes import ProcessRun
 
         run = ProcessRun(definition.path, name, entry.slots)
-        return FunctionSource(definition, run, limit, timeout_s, client.clock, run.close)
+        return FunctionProvider(definition, run, limit, timeout_s, client.clock, run.close)
     run_here = partial(run_in_loop, definition.target, definition.place)
-    return FunctionSource(definition, run_here, limit, timeout_s, client.clock)
+    return FunctionProvider(definition, run_here, limit, timeout_s, client.clock)

@@ -26,7 +26,7 @@ from agent_loop.calls.routes import RequestFailed, Route, local_route
 from agent_loop.calls.servers import Server
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from samplers.module_file import module_of
 from tool_server.wire.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
@@ -267,7 +267,7 @@ class LocalTool:
         return observation_of(await client.on(self.route).call(call))
 
 
-class FunctionSource:
+class FunctionProvider:
     """A Python function as a tool.
 
     Args:
@@ -305,15 +305,15 @@ class FunctionSource:
     async def tools(self) -> list[Tool]:
         return [self._tool]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return None
 
     async def close(self) -> None:
         self._close()
 
 
-class ClassSource:
-    """A class as a tool, of which each trajectory has an instance; see `FunctionSource`."""
+class ClassProvider:
+    """A class as a tool, of which each trajectory has an instance; see `FunctionProvider`."""
 
     def __init__(
         self,
@@ -346,7 +346,7 @@ class ClassSource:
     async def tools(self) -> list[Tool]:
         return [LocalTool(spec=self.definition.spec, route=self._base)]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return _Instance(self, row)
 
     async def close(self) -> None:
@@ -375,14 +375,14 @@ def visible_row(row: Mapping[str, Any]) -> dict[str, Any]:
 class _Instance:
     """The instance of a class for one trajectory."""
 
-    def __init__(self, source: ClassSource, row: Mapping[str, Any]) -> None:
-        self._source, self._row = source, row
+    def __init__(self, provider: ClassProvider, row: Mapping[str, Any]) -> None:
+        self._provider, self._row = provider, row
         self._instance: Any = None
         self._making: asyncio.Future[Any] | None = None
         """Constructor and `start` in a thread, which cannot be ended."""
 
     async def start(self) -> list[Tool]:
-        definition = self._source.definition
+        definition = self._provider.definition
         try:
             self._making = asyncio.ensure_future(run_in_loop(self._make, definition.place, {}))
             start = await asyncio.shield(self._making)
@@ -395,11 +395,11 @@ class _Instance:
                 f"{error}",
                 tool=definition.spec.name,
             ) from error
-        return [self._source.tool_of(self._instance)]
+        return [self._provider.tool_of(self._instance)]
 
     def _make(self) -> Any:
         """Make the instance and start it; an async `start` is returned, for the event loop."""
-        self._instance = self._source.definition.target()
+        self._instance = self._provider.definition.target()
         start = getattr(self._instance, "start", None)
         if start is None or inspect.iscoroutinefunction(start):
             return start
@@ -425,7 +425,7 @@ class _Instance:
             self._making.exception()  # `start` has raised it, if anybody waited
         if (close := getattr(self._instance, "close", None)) is None:
             return
-        place = self._source.definition.place
+        place = self._provider.definition.place
         try:
             await run_in_loop(close, place, {})
         except (Exception, SystemExit) as error:

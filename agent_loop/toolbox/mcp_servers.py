@@ -25,7 +25,7 @@ from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import START_S, Connection, StartFailed
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.toolbox.toolbox import check_only
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
 
 
-class McpSource:
+class McpProvider:
     """The tools of an MCP server.
 
     Args:
@@ -90,7 +90,7 @@ class McpSource:
             ]
         return list(self._tools)
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return _TrajectoryServer(self) if self.entry.per == "trajectory" else None
 
     async def close(self) -> None:
@@ -169,19 +169,19 @@ class McpSource:
 class _TrajectoryServer:
     """The server of one trajectory."""
 
-    def __init__(self, source: McpSource) -> None:
-        self._source = source
+    def __init__(self, provider: McpProvider) -> None:
+        self._provider = provider
         self._resources = AsyncExitStack()
         self._connection: Connection | None = None
 
     async def start(self) -> list[Tool]:
-        source = self._source
-        tools = await source.tools()
-        if source.servers is not None:  # the deadline of the trajectory bounds the wait
-            await self._resources.enter_async_context(source.servers.hold_async())
-        connection = self._connection = source.connect()
+        provider = self._provider
+        tools = await provider.tools()
+        if provider.servers is not None:  # the deadline of the trajectory bounds the wait
+            await self._resources.enter_async_context(provider.servers.hold_async())
+        connection = self._connection = provider.connect()
         self._resources.push_async_callback(connection.close)
-        await _started(connection, source.entry)
+        await _started(connection, provider.entry)
         return [
             replace(tool, route=tool.route.limited(post=self._post))
             for tool in tools
@@ -201,7 +201,7 @@ class _TrajectoryServer:
                 tool=call.tool,
             )
         try:
-            return await self._source.ask(connection, call)
+            return await self._provider.ask(connection, call)
         except RequestFailed as failure:
             failure.blames_server = False  # those of the other trajectories still run
             raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from agent_loop.tool_actions import calculate, run_code, search
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import ToolError, end_session_call
 
@@ -43,7 +43,7 @@ SPECS = {
 """Name -> the tool as the model sees it."""
 
 
-class Interpreter:
+class CodeRunner:
     """Runs the code of one trajectory: each time a program, or cells of one interpreter.
 
     Args:
@@ -73,7 +73,7 @@ _Run = Callable[["ToolClient", Mapping[str, Any]], Awaitable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OwnTool:
+class _ServerTool:
     spec: ToolSpec
     run: _Run
     route: "Route | None"
@@ -83,7 +83,7 @@ class _OwnTool:
         return await self.run(client if self.route is None else client.on(self.route), arguments)
 
 
-class OwnSource:
+class ToolServerProvider:
     """Tools of the tool server.
 
     Args:
@@ -100,32 +100,32 @@ class OwnSource:
         self._keeps_state = persistent and "run_code" in names
 
     async def tools(self) -> list[Tool]:
-        return self.tools_with(Interpreter(persistent=False))
+        return self.tools_with(CodeRunner(persistent=False))
 
-    def tools_with(self, interpreter: Interpreter) -> list[Tool]:
+    def tools_with(self, runner: CodeRunner) -> list[Tool]:
         runs: dict[str, _Run] = {
-            "run_code": lambda client, a: interpreter.run(client, a["code"], a.get("stdin", "")),
+            "run_code": lambda client, a: runner.run(client, a["code"], a.get("stdin", "")),
             "search": lambda client, a: search(client, a["query"], self._topk),
             "calculate": lambda client, a: calculate(client, a["expression"]),
         }
-        return [_OwnTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
+        return [_ServerTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
 
-    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolSession | None":
-        return _OwnSession(self, client) if self._keeps_state else None
+    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolState | None":
+        return _InterpreterState(self, client) if self._keeps_state else None
 
     async def close(self) -> None:
         pass
 
 
-class _OwnSession:
+class _InterpreterState:
     """The interpreter of one trajectory."""
 
-    def __init__(self, source: OwnSource, client: "ToolClient") -> None:
-        self._source, self._client = source, client
-        self._interpreter = Interpreter(persistent=True)
+    def __init__(self, provider: ToolServerProvider, client: "ToolClient") -> None:
+        self._provider, self._client = provider, client
+        self._runner = CodeRunner(persistent=True)
 
     async def start(self) -> list[Tool]:
-        return self._source.tools_with(self._interpreter)
+        return self._provider.tools_with(self._runner)
 
     async def close(self) -> None:
-        await self._interpreter.close(self._client)
+        await self._runner.close(self._client)

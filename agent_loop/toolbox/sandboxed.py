@@ -13,7 +13,7 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route
 from agent_loop.toolbox.functions import Definition
 from agent_loop.toolbox.results import observation_of, text_body, text_of
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import (
     MAX_RUN_S,
@@ -55,7 +55,7 @@ main()
 What it prints goes to stderr, whose length is limited by itself."""
 
 
-class SandboxSource:
+class SandboxProvider:
     """A Python function that runs in the sandbox.
 
     Args:
@@ -124,7 +124,7 @@ class SandboxSource:
     async def tools(self) -> list[Tool]:
         return [self]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return None
 
     async def close(self) -> None:

@@ -180,7 +180,7 @@ class Tool(Protocol):
         ...
 
 
-class ToolSource(Protocol):
+class ToolProvider(Protocol):
     """The tools of one entry of `mixed.sources.<name>.tools`, shared by the trajectories of an
     event loop."""
 
@@ -194,7 +194,7 @@ class ToolSource(Protocol):
         """
         ...
 
-    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolSession | None":
+    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolState | None":
         """The state of one trajectory; None if the tools have none.
 
         Args:
@@ -206,11 +206,11 @@ class ToolSource(Protocol):
     async def close(self) -> None: ...
 
 
-class ToolSession(Protocol):
+class ToolState(Protocol):
     """The state that the tools of an entry have for one trajectory."""
 
     async def start(self) -> list[Tool]:
-        """Make the state; the tools of this trajectory, with the specs of `ToolSource.tools`."""
+        """Make the state; the tools of this trajectory, with the specs of `ToolProvider.tools`."""
         ...
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.tool_actions import mistake
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSource, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from config.compat import timeout
 from tool_server.wire.protocol import ToolUnavailable
@@ -18,10 +18,10 @@ CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedSource:
+class OpenedProvider:
     """An entry of `tools`, and the names of the tools that it offers; None: all."""
 
-    source: ToolSource
+    provider: ToolProvider
     only: Sequence[str] | None = None
     target: str = ""
     """What the entry names. Trajectories start their state in the order of targets: if two waited
@@ -35,7 +35,7 @@ class Toolbox:
         opened: the entries, in order.
     """
 
-    def __init__(self, opened: Sequence[OpenedSource]) -> None:
+    def __init__(self, opened: Sequence[OpenedProvider]) -> None:
         self._opened = opened
         self._listing: asyncio.Task[dict[str, Tool]] | None = None
         self._tools: dict[str, Tool] | None = None
@@ -57,7 +57,7 @@ class Toolbox:
 
     async def _listed(self) -> dict[str, Tool]:
         found: list[Tool] = []
-        listing = [each.source.tools() for each in self._opened]
+        listing = [each.provider.tools() for each in self._opened]
         for each, tools in zip(self._opened, await asyncio.gather(*listing), strict=True):
             found += offered(tools, each.only)
         return by_name(found)
@@ -76,12 +76,12 @@ class Toolbox:
     def begin(self, client: ToolClient, row: Mapping[str, Any]) -> "TrajectoryTools":
         """The tools of one trajectory of an opened toolbox."""
         assert self._tools is not None, "Toolbox.begin before open()"
-        sessions = [
-            (each, session)
+        states = [
+            (each, state)
             for each in sorted(self._opened, key=lambda opened: opened.target)
-            if (session := each.source.begin(client, row)) is not None
+            if (state := each.provider.begin(client, row)) is not None
         ]
-        return TrajectoryTools(self._tools, client, sessions)
+        return TrajectoryTools(self._tools, client, states)
 
 
 class TrajectoryTools:
@@ -91,14 +91,14 @@ class TrajectoryTools:
         self,
         tools: Mapping[str, Tool],
         client: ToolClient,
-        sessions: Sequence[tuple[OpenedSource, ToolSession]],
+        states: Sequence[tuple[OpenedProvider, ToolState]],
     ) -> None:
-        self._tools, self._client, self._sessions = dict(tools), client, sessions
+        self._tools, self._client, self._states = dict(tools), client, states
 
     async def __aenter__(self) -> "TrajectoryTools":
         try:
-            for each, session in self._sessions:
-                for tool in offered(await session.start(), each.only):
+            for each, state in self._states:
+                for tool in offered(await state.start(), each.only):
                     self._tools[tool.spec.name] = tool
         except BaseException:
             await self._close()
@@ -110,7 +110,7 @@ class TrajectoryTools:
 
     async def _close(self) -> None:
         """Free the state of all entries, within `CLOSE_S`, also if the trajectory is cancelled."""
-        closing = [asyncio.ensure_future(_closed(session)) for _, session in self._sessions]
+        closing = [asyncio.ensure_future(_closed(state)) for _, state in self._states]
         if not closing:
             return
         try:
@@ -132,10 +132,10 @@ class TrajectoryTools:
         return await tool.call(self._client, arguments)
 
 
-async def _closed(session: ToolSession) -> None:
+async def _closed(state: ToolState) -> None:
     with suppress(TimeoutError, ToolUnavailable):
         async with timeout(CLOSE_S):
-            await session.close()
+            await state.close()
 
 
 def offered(tools: Sequence[Tool], only: Sequence[str] | None) -> list[Tool]:

@@ -1,5 +1,5 @@
 """`state_masked_grpo` and `state_masked_remax`: advantages over the valid trajectories of a group;
-and `per_session`, which lets any estimator of single rewards judge sessions of several rows.
+and `per_session`, which lets any estimator of single rewards judge sessions of several sequences.
 
 GRPO: Shao et al. 2024, sec. 4.1; without the division by the group's std it is Dr.GRPO, Liu et al.
 2025. Three differences:
@@ -120,8 +120,8 @@ def compute_state_masked_remax_advantage(
     return advantages * has_one.unsqueeze(-1) * response_mask, returns * response_mask
 
 
-sessions_of_rows: ContextVar[tuple[str, np.ndarray]] = ContextVar("sessions_of_rows")
-"""Name of an estimator, and (B,) the number of each row's session, from 0; the trainer sets it."""
+sessions_of_sequences: ContextVar[tuple[str, np.ndarray]] = ContextVar("sessions_of_sequences")
+"""Name of an estimator, and (B,) the number of each sequence's session; set by the trainer."""
 
 
 def compute_per_session_advantage(
@@ -131,14 +131,14 @@ def compute_per_session_advantage(
     config: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantage that an estimator gives to each session, on the tokens of all its rows.
+    """The advantage that an estimator gives to each session, on the tokens of all its sequences.
 
-    The estimator gets one row of each session, so that a session is one member of its group. Its
-    advantage must be one number for a row, made of rewards only (`WITHIN_SESSIONS`).
+    The estimator gets one sequence of each session, so that a session is one member of its group.
+    Its advantage must be one number for a sequence, made of rewards only (`WITHIN_SESSIONS`).
 
     Args:
-        token_level_rewards: (B, T); every row has the reward of its session.
-        response_mask: (B, T), each row with a 1.
+        token_level_rewards: (B, T); every sequence has the reward of its session.
+        response_mask: (B, T), each sequence with a 1.
         index: (B,) uid of each row's group.
 
     Returns:
@@ -146,7 +146,7 @@ def compute_per_session_advantage(
     """
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    name, sessions = sessions_of_rows.get()
+    name, sessions = sessions_of_sequences.get()
     first = np.unique(sessions, return_index=True)[1]  # (N,)
     mask = response_mask[first]
     by_std = {} if config is None else config

@@ -27,12 +27,12 @@ from agent_loop.training.advantage import (
     PER_SESSION,
     STATE_MASKED_REMAX,
     greedy_baselines,
-    sessions_of_rows,
+    sessions_of_sequences,
 )
 from agent_loop.training.alarms import exceeds
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_GROUPS
 from agent_loop.training.session_loss import SESSION_SHARE, session_loss_of
-from agent_loop.training.session_rules import faults_of_rows
+from agent_loop.training.session_rules import faults_of_sequences
 from agent_loop.training.trained_batch import (
     FixedInfo,
     Sizes,
@@ -120,7 +120,7 @@ class OptimizerSteps(TrainerState):
 
         Raises:
             MixtureError: a row is of another source than its uid says; or a session has several
-                rows, and a setting depends on how it is cut.
+                sequences, and a setting depends on how it is cut.
             LauncherEnded: trajectories may have lost their tools, so that the step is not trained.
             TooManyFaults: see `_check_faults`.
         """
@@ -140,9 +140,9 @@ class OptimizerSteps(TrainerState):
                 )
         self._trajectories += trajectories  # separate_async: a step has several batches
         self._trained = {t.key: t.trained_tokens for t in trajectories if t.trained_tokens}
-        if self._has_several_rows():
+        if self._has_several_sequences():
             config: Any = OmegaConf.to_container(self.config, resolve=True)
-            for setting, rule, remedy in faults_of_rows(config):
+            for setting, rule, remedy in faults_of_sequences(config):
                 raise MixtureError(
                     f"cannot train step={self.global_steps}, in which sessions have several rows: "
                     f"{setting}: {rule}; {remedy}"
@@ -323,19 +323,19 @@ class OptimizerSteps(TrainerState):
 
     @contextmanager
     def _sessions(self, batch: KVBatchMeta) -> Iterator[None]:
-        """Have the estimator judge sessions, if one has several rows, while verl computes the
+        """Have the estimator judge sessions, if one has several sequences, while verl computes the
         advantages."""
         name = self.config.algorithm.adv_estimator
-        if name in RETURNS_OF_TOKENS or not self._has_several_rows():
+        if name in RETURNS_OF_TOKENS or not self._has_several_sequences():
             yield
             return
         names = [session_of(key) for key in batch.keys]
-        token = sessions_of_rows.set((str(name), np.unique(names, return_inverse=True)[1]))
+        token = sessions_of_sequences.set((str(name), np.unique(names, return_inverse=True)[1]))
         try:
             with self._estimator(PER_SESSION):
                 yield
         finally:
-            sessions_of_rows.reset(token)
+            sessions_of_sequences.reset(token)
 
     @contextmanager
     def _estimator(self, name: str) -> Iterator[None]:
@@ -362,7 +362,7 @@ class OptimizerSteps(TrainerState):
             sessions = self._valid_sessions_per_update(batch)
             info = {**(batch.extra_info or {}), "global_batch_size": sessions}
             batch.extra_info = FixedInfo(info, fixed)
-        if mode == "seq-mean-token-mean" and self._has_several_rows():
+        if mode == "seq-mean-token-mean" and self._has_several_sequences():
             self._write_shares(batch)
         self._begin_accounts(batch)
         with self._verl_reads_rows_per_update():
@@ -372,26 +372,26 @@ class OptimizerSteps(TrainerState):
         """The divisor of the seq-mean losses: sessions of an update with a token with mask 1.
 
         verl divides by all rows (trainer_base.py:1851, core_algos.py:1188 and 1202 at 0.9.1), so
-        that padding, lost sessions and further rows of a session would make the gradient of the
-        others smaller. verl takes one divisor for all updates of a step, so this is the mean over
-        the updates. It is exact for one update a step, which is the default. With two updates of 8
-        sessions, of which 8 and 4 are valid, both losses are divided by 6: every session has the
-        same weight, but the second loss is smaller than a mean over its own 4 sessions. A
+        that padding, lost sessions and further sequences of a session would make the gradient of
+        the others smaller. verl takes one divisor for all updates of a step, so this is the mean
+        over the updates. It is exact for one update a step, which is the default. With two updates
+        of 8 sessions, of which 8 and 4 are valid, both losses are divided by 6: every session has
+        the same weight, but the second loss is smaller than a mean over its own 4 sessions. A
         token-mean loss needs no divisor: the engine counts the tokens of each update.
         """
         valid = len({session_of(key) for key in batch.keys if key in self._trained})
         return max(1, valid) * self._rows_per_update / len(batch)
 
-    def _has_several_rows(self) -> bool:
-        """Whether a session of the current batch has several rows with a token to train."""
+    def _has_several_sequences(self) -> bool:
+        """Whether a session of the current batch has several sequences with a token to train."""
         return len({session_of(key) for key in self._trained}) < len(self._trained)
 
     def _write_shares(self, batch: KVBatchMeta) -> None:
-        """Give each row its share of its session's tokens, and have the loss use it.
+        """Give each sequence its share of its session's tokens, and have the loss use it.
 
-        A seq-mean-token-mean loss has the mean over the tokens of each row. The mean over the
-        tokens of a session is the sum of these means, each times the row's share of the session's
-        tokens (`agent_loop.training.session_loss`).
+        A seq-mean-token-mean loss has the mean over the tokens of each sequence. The mean over the
+        tokens of a session is the sum of these means, each times the sequence's share of the
+        session's tokens (`agent_loop.training.session_loss`).
         """
         of_session = Counter[str]()
         for key, tokens in self._trained.items():

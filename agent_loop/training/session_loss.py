@@ -1,9 +1,10 @@
-"""The weight of each row in a loss that has a mean over rows: its share of its session's tokens.
+"""The weight of a sequence in a mean over sequences: its share of its session's tokens.
 
-With `loss_agg_mode=seq-mean-token-mean`, verl's loss is a sum over rows of the mean over a row's
-tokens (`agg_loss` in trainer/ppo/core_algos.py at 0.9.1). A session that is cut into rows of 6 and
-2 tokens would count twice, and each of the 2 tokens three times as much as each of the 6. With the
-weights 6/8 and 2/8 the sum is the mean over the session's 8 tokens, as if it were one row.
+With `loss_agg_mode=seq-mean-token-mean`, verl's loss is a sum over sequences of the mean over a
+sequence's tokens (`agg_loss` in trainer/ppo/core_algos.py at 0.9.1). A session that is cut into
+sequences of 6 and 2 tokens would count twice, and each of the 2 tokens three times as much as each
+of the 6. With the weights 6/8 and 2/8 the sum is the mean over the session's 8 tokens, as if it
+were one sequence.
 
 The weights are applied to the gradients, so that all terms of the loss have them, also KL and
 entropy, whatever the policy loss is. The value of the loss, which verl logs, does not have them.
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 SESSION_SHARE = "session_share"
-"""Column of the batch: (B,) trained tokens of a row as a share of its session's."""
+"""Column of the batch: (B,) trained tokens of a sequence as a share of its session's."""
 
 
 def session_loss_of(actor: Any) -> Callable[..., Any]:
@@ -32,7 +33,7 @@ def session_loss_of(actor: Any) -> Callable[..., Any]:
 def session_loss(
     model_output: dict[str, Any], data: Any, dp_group: Any = None, *, loss: Callable[..., Any]
 ) -> Any:
-    """`loss`, whose gradient by what the model puts out is multiplied by each row's share.
+    """`loss`, whose gradient by what the model puts out is multiplied by each sequence's share.
 
     Args:
         model_output: name -> nested (B, P + T) of `log_probs` and, if computed, `entropy`.
@@ -50,7 +51,7 @@ def session_loss(
 
 
 def _with_gradient_times(shares: torch.Tensor, nested: Any) -> torch.Tensor:
-    """The same values. The gradient that flows back through a row is multiplied by its share."""
+    """The same values. A sequence's gradient, which flows back, is multiplied by its share."""
     values, offsets = nested.values(), nested.offsets()
     factor = shares.to(values).repeat_interleave(offsets.diff())
     fixed = values.detach()

@@ -1,6 +1,6 @@
-"""Settings in which the gradient would depend on how a session is cut into rows. Pure.
+"""Settings in which the gradient would depend on how a session is cut into sequences. Pure.
 
-`verl-mixed check` refuses them where an agent may return several rows (`several_rows` of its
+`verl-mixed check` refuses them where an agent may return several sequences (`several_rows` of its
 class). The trainer refuses a batch with such a session too, because a class that cannot be imported
 where the check runs says nothing.
 """
@@ -14,14 +14,15 @@ from config.schema import TOOL_CONFIG
 
 LOSSES_OF_TOKENS = ("vanilla", "dppo_tv", "dppo_kl", "gpg", "dro", "cispo")
 """Policy losses of verl in which each token has a term of its own. In the others a token's term
-depends on the rest of its row (`gspo`, `geo_mean`), on the other rows of a micro-batch (`clip_cov`,
-`kl_cov`), or all rows have equal weight whatever `loss_agg_mode` says (`sapo`)."""
+depends on the rest of its sequence (`gspo`, `geo_mean`), on the others of a micro-batch
+(`clip_cov`, `kl_cov`), or all sequences have equal weight whatever `loss_agg_mode` says
+(`sapo`)."""
 
 _ACTOR, _ALGORITHM = "actor_rollout_ref.actor", "algorithm"
 _CORRECTION = f"{_ALGORITHM}.rollout_correction"
 
 
-def faults_of_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def faults_of_sequences(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(setting with its value, rule, remedy)."""
     estimator = at(config, f"{_ALGORITHM}.adv_estimator")
     gamma, lam = at(config, f"{_ALGORITHM}.gamma", 1.0), at(config, f"{_ALGORITHM}.lam", 1.0)

@@ -12,9 +12,9 @@ from typing import Any
 
 from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
 from agent_loop.turns.codec import TokenCodec
-from agent_loop.turns.observation_style import Shown, fit
+from agent_loop.turns.observation_style import RenderedResults, fit
 from agent_loop.turns.tags import Action, ActionKind, Tags, first_end
-from agent_loop.turns.tool_messages import Called, ToolMessages, written
+from agent_loop.turns.tool_messages import CallId, ToolMessages, written
 from samplers.rows.boxed import boxed_answer
 
 _PLAIN = re.compile(r"[\w.:/-]{1,256}")
@@ -60,7 +60,7 @@ class NativeDialogue:
         self._codec, self._answer_tags = codec, answer_tags
         self._max_calls, self._max_length = max_calls, max_length
         self._in_reasoning = in_reasoning
-        self._called: list[Called] = []
+        self._called: list[CallId] = []
         """The calls of the last turn that was read."""
 
         self._count = 0
@@ -96,7 +96,7 @@ class NativeDialogue:
                 f"call_{self._count + number}"
             )
             self._called.append(
-                Called(plain_word(name, "unknown"), plain_word(call_id, f"call_{number}"))
+                CallId(plain_word(name, "unknown"), plain_word(call_id, f"call_{number}"))
             )
             if isinstance(call, CallMistake):
                 problem, is_open = call.problem, call.is_open
@@ -130,7 +130,7 @@ class NativeDialogue:
 
     async def show(
         self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> Shown | None:
+    ) -> RenderedResults | None:
         """The results in tool messages, and the beginning of the next assistant's message."""
         glue = self._messages.glue(self._called)
         end = [] if ids[-1] == glue.end_id else [glue.end_id]
@@ -156,7 +156,7 @@ class NativeDialogue:
                 for own, piece in zip(inner, glue.pieces[1:], strict=True):
                     token_ids += [*own, *piece]
                 self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[-1]))
-                return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
+                return RenderedResults(token_ids=token_ids, text=self._codec.decode(token_ids))
         return None
 
 

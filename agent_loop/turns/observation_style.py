@@ -21,7 +21,7 @@ LONG_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class RenderedResults:
     """An observation as it enters the response."""
 
     token_ids: list[int]  # (t,)
@@ -35,7 +35,7 @@ class ObservationStyle(Protocol):
 
     async def show(
         self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> Shown | None:
+    ) -> RenderedResults | None:
         """Tokens for the results of a turn, at most `room`; None if not even the markers fit.
 
         Args:
@@ -101,7 +101,7 @@ class InlineStyle:
 
     async def show(
         self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> Shown | None:
+    ) -> RenderedResults | None:
         around = len(self._opening) + len(self._closing)
         left = room - around * len(results)
         if left < 0:
@@ -110,7 +110,7 @@ class InlineStyle:
         if inner is None:
             return None
         token_ids = [t for own in inner for t in (*self._opening, *own, *self._closing)]
-        return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
+        return RenderedResults(token_ids=token_ids, text=self._codec.decode(token_ids))
 
 
 def fit(
@@ -155,7 +155,7 @@ class ChatStyle:
 
     async def show(
         self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> Shown | None:
+    ) -> RenderedResults | None:
         # Usually all results fit at once. Only if they do not, the template is rendered with empty
         # results, to measure the tokens around them. That costs as much as rendering with results.
         # Inside a template a text may have a token or two more at its edges.
@@ -169,7 +169,9 @@ class ChatStyle:
             token_ids, drop = self._render(turn_text, texts, ids)
             if len(token_ids) <= room:
                 self._keep(turn_text, texts)
-                return Shown(token_ids=token_ids, text=self._codec.decode(token_ids), drop=drop)
+                return RenderedResults(
+                    token_ids=token_ids, text=self._codec.decode(token_ids), drop=drop
+                )
             if glue is None:
                 glue = len(self._render(turn_text, [""] * len(results), ids)[0])
                 left -= glue

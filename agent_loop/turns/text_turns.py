@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.native import THOUGHTS, NativeDialogue, opens_thought
-from agent_loop.turns.observation_style import Shown, fit
+from agent_loop.turns.observation_style import RenderedResults, fit
 from agent_loop.turns.tags import Action, ActionKind
 from agent_loop.turns.tool_messages import ToolMessages, written
 
@@ -52,7 +52,7 @@ class TextDialogue:
 
     async def show(
         self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> Shown | None:
+    ) -> RenderedResults | None:
         """The end of the model's message, the answer as a user's message, and the beginning of the
         next assistant's message."""
         glue = self._messages.glue((), ("user",))
@@ -69,7 +69,7 @@ class TextDialogue:
             if len(inner) <= space:
                 token_ids = [*end, *glue.pieces[0], *inner, *glue.pieces[1]]
                 self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[1]))
-                return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
+                return RenderedResults(token_ids=token_ids, text=self._codec.decode(token_ids))
             left -= len(inner) - space
         return None
 
@@ -102,7 +102,7 @@ class CallsAndText:
 
     async def show(
         self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> Shown | None:
+    ) -> RenderedResults | None:
         style = self._text if self._last_was_text else self._calls
         return await style.show(turn_text, results, ids, room)
 

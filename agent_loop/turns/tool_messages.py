@@ -36,7 +36,7 @@ class CannotContinue(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CallId:
     """One tool call, as the template needs it for its result."""
 
     name: str
@@ -76,9 +76,9 @@ class ToolMessages:
         end_ids: frozenset[int],
     ) -> None:
         self._render, self._encode, self._end_ids = render, encode, end_ids
-        self._kept: dict[tuple[tuple[Called, ...], tuple[str, ...]], Glue] = {}
+        self._kept: dict[tuple[tuple[CallId, ...], tuple[str, ...]], Glue] = {}
 
-    def glue(self, calls: Sequence[Called], then: Sequence[str] = ()) -> Glue:
+    def glue(self, calls: Sequence[CallId], then: Sequence[str] = ()) -> Glue:
         """The glue around the results of these calls, and around the messages after them.
 
         Args:
@@ -106,12 +106,12 @@ class ToolMessages:
                 later ones follow, so that the tokens that the model sampled are not what it would
                 read.
         """
-        called = Called("probe", "call_0")
-        self.glue([called])
+        call = CallId("probe", "call_0")
+        self.glue([call])
         if several:
-            self.glue([called, Called("probe", "call_1")])
-        first = [_USER, self._asks([called], "first"), _result(called, "one")]
-        later = [*first, self._asks([called], "second"), _result(called, "two")]
+            self.glue([call, CallId("probe", "call_1")])
+        first = [_USER, self._asks([call], "first"), _result(call, "one")]
+        later = [*first, self._asks([call], "second"), _result(call, "two")]
         before, after = self._rendered(first, False), self._rendered(later, False)
         if not after.startswith(before):
             at = shared_length(before, after)
@@ -120,7 +120,7 @@ class ToolMessages:
                 f"{before[at : at + 60]!r} becomes {after[at : at + 60]!r}"
             )
 
-    def _found(self, calls: tuple[Called, ...], then: tuple[str, ...]) -> Glue:
+    def _found(self, calls: tuple[CallId, ...], then: tuple[str, ...]) -> Glue:
         said = self._asks(calls, "") if calls else {"role": "assistant", "content": _ARGUMENT}
         asked = [_USER, said]
         probes = [_RESULT.format(at) for at in range(len(calls) + len(then))]
@@ -146,7 +146,7 @@ class ToolMessages:
         pieces = [tuple(head), *(tuple(self._encode(part)) for part in parts[1:])]
         return Glue(end_id=ids[ends[0]], pieces=tuple(pieces), writings=writings)
 
-    def _asks(self, calls: Sequence[Called], content: str) -> Message:
+    def _asks(self, calls: Sequence[CallId], content: str) -> Message:
         """An assistant's message with these calls, each with the probe as argument."""
         return {
             "role": "assistant",
@@ -200,7 +200,7 @@ def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
 _USER: Message = {"role": "user", "content": "u"}
 
 
-def _result(call: Called, text: str) -> Message:
+def _result(call: CallId, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": call.call_id, "name": call.name}
 
 

@@ -163,7 +163,7 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """A conversation, why it ended, and what happened in it: one row of a session."""
+    """A conversation, why it ended, and what happened in it: one sequence of a session."""
 
     trajectory: Trajectory
     stop_reason: StopReason
@@ -193,13 +193,13 @@ class Rollout:
     """Fields of verl's output that another project's loop set and that reach the batch."""
 
     cause: str = ""
-    """Why this row began, where a session has several: for example `compaction`."""
+    """Why this sequence began, where a session has several: for example `compaction`."""
 
     temperature: float | None = None
     """At which its tokens were sampled, if the agent chose it; None: the source's."""
 
     parent: "Rollout | None" = None
-    """The row out of which this one began."""
+    """The sequence out of which this one began."""
 
     def lose(self, tool: str, fault: str, stop_reason: StopReason = StopReason.INFRA_ERROR) -> None:
         """End the trajectory by a fault: no gradient, not in the baseline of its group."""
@@ -368,14 +368,14 @@ async def _run(
                 rollout.answer = actions[-1].content
                 return StopReason.ANSWERED
             room = budget.response_length - len(trajectory) - budget.answer_reserve
-            shown = await style.show(text, results, trajectory.ids, room)
-            if shown is None:
+            rendered = await style.show(text, results, trajectory.ids, room)
+            if rendered is None:
                 return StopReason.RESPONSE_BUDGET
-            if shown.drop:
-                keep = trajectory.segments[-1].length - shown.drop
+            if rendered.drop:
+                keep = trajectory.segments[-1].length - rendered.drop
                 kept = trajectory.engine_turns[-1][:keep]
                 trajectory.cut_turn(keep, codec.decode(kept))
-            trajectory.add_tool_tokens(shown.token_ids, shown.text)
+            trajectory.add_tool_tokens(rendered.token_ids, rendered.text)
     return StopReason.MAX_TURNS
 
 

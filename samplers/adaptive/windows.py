@@ -19,29 +19,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplers.prompt_order import Counts, Dues, Numbers, Turns
+from samplers.prompt_order import Counts, Dues, Numbers, PromptOrder
 
 _KEPT = 8  # windows whose order stays in memory
 
 
 class Windows:
-    """The order of turns and what is due, with the methods of `Turns` and `Dues` that a plan calls.
+    """The order of prompts and what is due, with the methods of `PromptOrder` and `Dues` that a
+    plan calls.
 
     Args:
         first: (S,) prompts of each source in the first window.
         steps: steps of a window.
-        turns_per_step: prompts of a step; `first` sums to `steps * turns_per_step`.
+        prompts_per_step: prompts of a step; `first` sums to `steps * prompts_per_step`.
     """
 
-    def __init__(self, first: Sequence[int], steps: int, turns_per_step: int) -> None:
+    def __init__(self, first: Sequence[int], steps: int, prompts_per_step: int) -> None:
         self.steps = steps
-        self.length: int = steps * turns_per_step
+        self.length: int = steps * prompts_per_step
         """Prompts of a window."""
-        self._per_step = turns_per_step
+        self._per_step = prompts_per_step
         self.decided: list[Counts] = []
         """(S,) prompts of each source, for each window that is decided."""
         self._before: list[NDArray[np.int64]] = [np.zeros(len(first), dtype=np.int64)]
-        self._orders: dict[int, Turns] = {}
+        self._orders: dict[int, PromptOrder] = {}
         self.append(first)
 
     @property
@@ -67,9 +68,9 @@ class Windows:
         del self.decided[windows:], self._before[windows + 1 :]
         self._orders.clear()
 
-    def had(self, turns: int) -> Counts:
-        """(S,) how many of the first `turns` prompts each source had."""
-        window, rest = divmod(turns, self.length)
+    def had(self, prompts: int) -> Counts:
+        """(S,) how many of the first `prompts` prompts each source had."""
+        window, rest = divmod(prompts, self.length)
         had = self._until(window)
         if rest:
             had = had + np.array(self._order(window).had(rest))
@@ -85,13 +86,13 @@ class Windows:
             first += stop - start
         return np.concatenate(pieces)
 
-    def after(self, turns: int) -> tuple[NDArray[np.int64], Numbers]:
+    def after(self, prompts: int) -> tuple[NDArray[np.int64], Numbers]:
         """(S,) whole prompts that each source is due, (S,) further parts."""
-        window, rest = divmod(turns, self.length)
+        window, rest = divmod(prompts, self.length)
         parts = np.array(self._counts(window), dtype=np.int64) * rest
         return self._until(window) + parts // self.length, parts % self.length
 
-    def pin(self, turns: int) -> dict[str, Any] | None:
+    def pin(self, prompts: int) -> dict[str, Any] | None:
         """None: the order of a window is computed from its start."""
 
     @property
@@ -107,13 +108,13 @@ class Windows:
         own = self._before[window - beyond]
         return own + beyond * np.array(self.decided[-1], dtype=np.int64)
 
-    def _order(self, window: int) -> Turns:
+    def _order(self, window: int) -> PromptOrder:
         """The order of one window; undecided windows share one."""
         window = min(window, self._last)
         found = self._orders.get(window)
         if found is None:
             if len(self._orders) >= _KEPT:
                 del self._orders[next(iter(self._orders))]
-            found = Turns(Dues({0: self.decided[window]}, self._per_step))
+            found = PromptOrder(Dues({0: self.decided[window]}, self._per_step))
             self._orders[window] = found
         return found

@@ -234,7 +234,7 @@ async def test_a_task_of_verifiers_with_a_tool(verifiers: Path, tasksets: None):
         name = tool["function"]["name"]
         called, _ = await episode.step({"name": name, "arguments": {"a": 1, "b": 2}})
         last, _ = await episode.step("It is 3.")
-        given_up = await hub.begin(1)  # its tool's process ends with the source
+        given_up = await hub.begin(1)  # its tool's process ends with the provider
         assert not given_up.is_over
     assert called.observation == "3" and last.done and episode.reward == 1.0
 

@@ -94,8 +94,8 @@ class HostAgentLoop(GatewayAgentLoop):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """A session that ended, as a line of a trajectory file for each row."""
+class AgentRun:
+    """A session of a program that ended, as a line of a trajectory file for each row."""
 
     lines: list[dict[str, Any]]
     ignored: set[str]
@@ -144,14 +144,14 @@ class GatewayRig:
     demo: Path
     worker: Any
     ignored: set[str] = field(default_factory=set[str])
-    """Of the last session, as in `Session`."""
+    """Of the last session, as in `AgentRun`."""
 
     _lines: list[dict[str, Any]] = field(default_factory=list)
     _sessions: int = 0
 
     async def run(
         self, command: Sequence[str | Path], source: str = "math", row: int = 0
-    ) -> Session:
+    ) -> AgentRun:
         """One session of a program.
 
         Args:
@@ -185,7 +185,7 @@ class GatewayRig:
         ]
         self._lines += lines
         assert program.ended is not None, lines[-1]["fault"]
-        return Session(lines=lines, ignored=self.ignored, program=program.ended)
+        return AgentRun(lines=lines, ignored=self.ignored, program=program.ended)
 
     def audit(self) -> MaskReport:
         """The audit of all sessions so far."""

@@ -24,8 +24,8 @@ import pytest
 
 from rate_limit import file_limiter, shares
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout, boottime_ns
-from rate_limit.gcra import SECOND_NS, Rate, Terms
-from rate_limit.shares import Grant, Spread
+from rate_limit.gcra import SECOND_NS, Rate, Throttle
+from rate_limit.shares import Reservation, SharedState
 from rate_limit.state_file import State, StateFile
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Record:
     unused: int = 0
     """Calls that were granted, and whose waiters had given up before a spare token came."""
 
-    spreads: list[Spread] = field(default_factory=list[Spread])
+    states: list[SharedState] = field(default_factory=list[SharedState])
     """States written, where the rate has shares."""
 
 
@@ -68,32 +68,36 @@ class Recorder:
         """`reserve`, of any law; noted until its state is written."""
 
         def noted(state: State, now_ns: int, n: int, *args: Any) -> Any:
-            grant, after = reserve(state, now_ns, n, *args)
-            found = Grant(grant) if isinstance(grant, int) else grant
+            reservation, after = reserve(state, now_ns, n, *args)
+            found = Reservation(reservation) if isinstance(reservation, int) else reservation
             granted = (found.start_ns, n) if found.mark is None else None
             self._tried[_key(after)] = state, self.record.reserved, granted
-            return grant, after
+            return reservation, after
 
         return noted
 
-    def looks_again(self, confirm: Callable[..., tuple[Grant, Spread]]) -> Callable[..., Any]:
+    def looks_again(
+        self, confirm: Callable[..., tuple[Reservation, SharedState]]
+    ) -> Callable[..., Any]:
         """`confirm`; noted likewise."""
 
-        def noted(counted_on: Grant, state: Spread, now_ns: int, n: int, *args: Any) -> Any:
-            grant, after = confirm(counted_on, state, now_ns, n, *args)
+        def noted(
+            counted_on: Reservation, state: SharedState, now_ns: int, n: int, *args: Any
+        ) -> Any:
+            reservation, after = confirm(counted_on, state, now_ns, n, *args)
             kept: list[Any] = self.record.reserved
-            granted = (grant.start_ns, n) if grant.mark is None else None
+            granted = (reservation.start_ns, n) if reservation.mark is None else None
             if granted and counted_on.generation == state.generation == after.generation:
                 kept, granted = self.record.spare, (counted_on.mark, now_ns, n)
             self._tried[_key(after)] = state, kept, granted
-            return grant, after
+            return reservation, after
 
         return noted
 
     def written(self, state: State) -> None:
         """All reservations that led to this state are granted."""
-        if isinstance(state, Spread):
-            self.record.spreads.append(state)
+        if isinstance(state, SharedState):
+            self.record.states.append(state)
         while found := self._tried.pop(_key(state), None):
             state, kept, granted = found
             if granted:
@@ -116,8 +120,8 @@ class RecordedFile(StateFile):
         RECORDER.read()
         return super().read()
 
-    def write(self, state: State, terms: Terms | None = None) -> None:
-        super().write(state, terms)
+    def write(self, state: State, throttle: Throttle | None = None) -> None:
+        super().write(state, throttle)
         RECORDER.written(state)
 
 
@@ -195,21 +199,21 @@ def hammered(path: Path, rate: Rate) -> list[Record]:
 def grants_of(records: list[Record], rate: Rate) -> list[tuple[int, int]]:
     """Instants and calls, in order."""
     grants = [grant for record in records for grant in record.reserved]
-    spreads = [spread for record in records for spread in record.spreads]
-    spreads.sort(key=lambda spread: (spread.spilt, sum(spread.own)))
+    states = [state for record in records for state in record.states]
+    states.sort(key=lambda state: (state.spilt, sum(state.own)))
     for mark, now_ns, n in [spare for record in records for spare in record.spare]:
-        before = spreads[bisect_left(spreads, mark, key=attrgetter("spilt")) - 1]
+        before = states[bisect_left(states, mark, key=attrgetter("spilt")) - 1]
         grants.append((reached_ns(before, mark, now_ns, rate), n))
     return sorted(grants)
 
 
-def reached_ns(spread: Spread, mark: int, now_ns: int, rate: Rate) -> int:
+def reached_ns(state: SharedState, mark: int, now_ns: int, rate: Rate) -> int:
     """When the spare clock comes to the mark; nobody calls after this state until then."""
     speeds = [weight * rate.parts_per_ns for _, weight in rate.weights]
 
     def spilt(at_ns: int) -> int:
-        pairs = zip(spread.own, speeds, strict=True)
-        return spread.spilt + sum(max(0, at_ns * speed - tat) for tat, speed in pairs)
+        pairs = zip(state.own, speeds, strict=True)
+        return state.spilt + sum(max(0, at_ns * speed - tat) for tat, speed in pairs)
 
     return bisect_left(range(now_ns), mark, key=spilt)
 

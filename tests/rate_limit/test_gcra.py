@@ -14,9 +14,9 @@ from rate_limit.gcra import (
     RECOVERY_NS,
     SLOWEST_PACE,
     STORM_NS,
-    Arrivals,
+    GcraState,
     Rate,
-    Terms,
+    Throttle,
     drained,
     idle,
     overloaded,
@@ -30,27 +30,27 @@ MILLISECOND_NS = 10**6
 
 
 def test_burst_passes_at_once_then_one_per_emission_interval():
-    rate, arrivals, waits_ns = Rate(per_minute=120, burst=3), idle(), []
+    rate, state, waits_ns = Rate(per_minute=120, burst=3), idle(), []
     for _ in range(5):
-        start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
+        start_ns, state = reserve(state, 10**12, 1, rate)
         waits_ns.append(start_ns - 10**12)
     assert waits_ns == [0, 0, 0, 500 * MILLISECOND_NS, 1000 * MILLISECOND_NS]
 
 
 def test_idle_time_refills_the_burst_and_no_more():
     rate = Rate(per_minute=60, burst=2)
-    _, arrivals = reserve(idle(), 10**12, 2, rate)
+    _, state = reserve(idle(), 10**12, 2, rate)
     starts_ns = []
     for _ in range(3):
-        start_ns, arrivals = reserve(arrivals, 2 * 10**12, 1, rate)
+        start_ns, state = reserve(state, 2 * 10**12, 1, rate)
         starts_ns.append(start_ns - 2 * 10**12)
     assert starts_ns == [0, 0, 10**9]
 
 
 def test_calls_keep_their_least_interval_inside_a_burst_too():
-    rate, arrivals, waits_ns = Rate(per_minute=60, burst=9, min_interval_s=0.1), idle(), []
+    rate, state, waits_ns = Rate(per_minute=60, burst=9, min_interval_s=0.1), idle(), []
     for _ in range(3):
-        start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
+        start_ns, state = reserve(state, 10**12, 1, rate)
         waits_ns.append(start_ns - 10**12)
     assert waits_ns == [0, 100 * MILLISECOND_NS, 200 * MILLISECOND_NS]
 
@@ -61,24 +61,24 @@ def test_a_billion_calls_take_as_long_as_the_rate_says_to_the_nanosecond(
 ):
     rate = Rate(per_minute=per_minute, burst=1)
     exact_ns = calls * 60 * 10**9 / Fraction(str(per_minute))
-    _, arrivals = reserve(Arrivals(0, 0, 0, 0), 0, calls, rate)
-    assert arrivals.tat_ns + 1 > exact_ns - 1
-    assert arrivals.tat_ns < exact_ns + 1
+    _, state = reserve(GcraState(0, 0, 0, 0), 0, calls, rate)
+    assert state.tat_ns + 1 > exact_ns - 1
+    assert state.tat_ns < exact_ns + 1
 
 
 def test_one_by_one_nothing_is_rounded_away():
     rate = Rate(per_minute=7, burst=1)  # 8571428571.43 ns each
-    arrivals, start_ns = idle(), 0
+    state, start_ns = idle(), 0
     for _ in range(7001):
-        start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
+        start_ns, state = reserve(state, 10**12, 1, rate)
     assert start_ns == 10**12 + 1000 * 60 * 10**9
 
 
 def test_more_calls_than_a_burst_are_served_over_time():
     rate = Rate(per_minute=60, burst=5)
-    start_ns, arrivals = reserve(idle(), 10**12, 12, rate)
+    start_ns, state = reserve(idle(), 10**12, 12, rate)
     assert start_ns == 10**12 + 7 * 10**9
-    next_ns, _ = reserve(arrivals, 10**12, 1, rate)
+    next_ns, _ = reserve(state, 10**12, 1, rate)
     assert next_ns == start_ns + 10**9
 
 
@@ -98,10 +98,10 @@ def test_no_window_of_the_strict_mode_sees_more_than_its_limit(
     limit: int, spare: int, window_s: float, gaps_ms: list[int]
 ):
     rate = Rate.within_window(limit, window_s, burst=max(1, limit - spare))
-    arrivals, now_ns, starts_ns = idle(), 10**12, []
+    state, now_ns, starts_ns = idle(), 10**12, []
     for gap_ms in gaps_ms:
         now_ns += gap_ms * MILLISECOND_NS
-        start_ns, arrivals = reserve(arrivals, now_ns, 1, rate)
+        start_ns, state = reserve(state, now_ns, 1, rate)
         starts_ns.append(start_ns)
     for first, start_ns in enumerate(starts_ns):
         inside = [s for s in starts_ns[first:] if s < start_ns + window_s * 10**9 - 1]
@@ -116,28 +116,28 @@ def test_a_window_needs_room_above_its_burst():
 @pytest.mark.parametrize("min_interval_s", [0, 1])
 def test_after_a_pause_calls_come_one_by_one(min_interval_s: float):
     rate = Rate(per_minute=60, burst=5, min_interval_s=min_interval_s)
-    arrivals, _ = penalise(idle(), Terms(), 10**12, 3 * 10**9, rate)
+    state, _ = penalise(idle(), Throttle(), 10**12, 3 * 10**9, rate)
     waits_s = []
     for _ in range(3):
-        start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
+        start_ns, state = reserve(state, 10**12, 1, rate)
         waits_s.append((start_ns - 10**12) / 10**9)
     assert waits_s == [3, 4, 5]
 
 
 def test_a_pause_shorter_than_the_wait_brings_nobody_forward():
     rate = Rate(per_minute=60, burst=5)
-    _, arrivals = reserve(idle(), 10**12, 5, rate)
-    start_ns, _ = reserve(penalise(arrivals, Terms(), 10**12, 1, rate)[0], 10**12, 1, rate)
+    _, state = reserve(idle(), 10**12, 5, rate)
+    start_ns, _ = reserve(penalise(state, Throttle(), 10**12, 1, rate)[0], 10**12, 1, rate)
     assert start_ns >= 10**12 + 10**9
 
 
 def test_a_pause_that_ends_sooner_than_the_one_in_force_is_only_counted():
     rate = Rate(per_minute=60, burst=5)
-    paused, terms = penalise(idle(), Terms(), 10**12, 3 * 10**9, rate)
-    again, counted = penalise(paused, terms, 10**12, 2 * 10**9, rate)
+    paused, throttle = penalise(idle(), Throttle(), 10**12, 3 * 10**9, rate)
+    again, counted = penalise(paused, throttle, 10**12, 2 * 10**9, rate)
     assert again is paused
-    assert counted == terms._replace(penalties=2)
-    assert penalise(paused, terms, 10**12, 4 * 10**9, rate)[1].epoch != terms.epoch
+    assert counted == throttle._replace(penalties=2)
+    assert penalise(paused, throttle, 10**12, 4 * 10**9, rate)[1].epoch != throttle.epoch
 
 
 def test_a_pause_is_a_day_at_most():
@@ -148,39 +148,39 @@ def test_a_pause_is_a_day_at_most():
 
 
 def test_a_storm_of_overloads_halves_the_rate_once():
-    terms = Terms()
+    throttle = Throttle()
     for _ in range(50):
-        terms = overloaded(terms, 10**12)
-    assert pace_at(terms, 10**12) == FULL_PACE // 2
+        throttle = overloaded(throttle, 10**12)
+    assert pace_at(throttle, 10**12) == FULL_PACE // 2
 
 
 def test_single_overloads_change_nothing():
-    terms = Terms()
+    throttle = Throttle()
     for second in range(50):
         now_ns = 10**12 + 2 * second * STORM_NS
-        terms = overloaded(terms, now_ns)
-        assert pace_at(terms, now_ns) == FULL_PACE
+        throttle = overloaded(throttle, now_ns)
+        assert pace_at(throttle, now_ns) == FULL_PACE
 
 
 def test_a_halved_rate_recovers_by_equal_steps_up_to_the_full_one():
-    terms = Terms(pace=FULL_PACE // 2, paced_ns=10**12)
+    throttle = Throttle(pace=FULL_PACE // 2, paced_ns=10**12)
     quarter_ns = RECOVERY_NS // 4
-    paces = [pace_at(terms, 10**12 + i * quarter_ns) / FULL_PACE for i in range(4)]
+    paces = [pace_at(throttle, 10**12 + i * quarter_ns) / FULL_PACE for i in range(4)]
     assert paces == [0.5, 0.75, 1.0, 1.0]
 
 
 def test_storm_after_storm_leaves_a_rate_to_recover_from():
-    terms = Terms()
+    throttle = Throttle()
     for storm in range(40):
         for _ in range(3):
-            terms = overloaded(terms, 10**12 + 2 * storm * STORM_NS)
-    assert terms.pace >= SLOWEST_PACE
+            throttle = overloaded(throttle, 10**12 + 2 * storm * STORM_NS)
+    assert throttle.pace >= SLOWEST_PACE
 
 
 def test_a_slowed_down_rate_spaces_calls_wider():
-    rate, arrivals, waits_s = Rate(per_minute=60, burst=1), idle(), []
+    rate, state, waits_s = Rate(per_minute=60, burst=1), idle(), []
     for _ in range(3):
-        start_ns, arrivals = reserve(arrivals, 10**12, 1, rate, FULL_PACE // 4)
+        start_ns, state = reserve(state, 10**12, 1, rate, FULL_PACE // 4)
         waits_s.append((start_ns - 10**12) / 10**9)
     assert waits_s == [0, 4, 8]
 
@@ -232,42 +232,42 @@ def test_no_window_sees_more_than_burst_plus_rate_times_window(
     min_interval_s: float,
 ):
     rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
-    arrivals, terms, now_ns = idle(), Terms(), 10**12
+    state, throttle, now_ns = idle(), Throttle(), 10**12
     waiting: list[tuple[int, int, int, int]] = []  # start, order, n, epoch
     passed: list[tuple[int, int]] = []  # start, n
     pauses: list[tuple[int, int]] = []
 
-    def let_pass(arrivals: Arrivals, until_ns: int) -> Arrivals:
+    def let_pass(state: GcraState, until_ns: int) -> GcraState:
         while waiting and waiting[0][0] <= until_ns:
             start_ns, order, n, own_epoch = heapq.heappop(waiting)
-            if own_epoch == terms.epoch:
+            if own_epoch == throttle.epoch:
                 passed.append((start_ns, n))
             else:  # as the limiter does: a void reservation is made again when its time comes
-                pace = pace_at(terms, start_ns)
-                again_ns, arrivals = reserve(arrivals, start_ns, n, rate, pace)
-                heapq.heappush(waiting, (again_ns, order, n, terms.epoch))
-        return arrivals
+                pace = pace_at(throttle, start_ns)
+                again_ns, state = reserve(state, start_ns, n, rate, pace)
+                heapq.heappush(waiting, (again_ns, order, n, throttle.epoch))
+        return state
 
     for order, (gap_ms, (kind, value)) in enumerate(events):
         now_ns += gap_ms * MILLISECOND_NS
-        arrivals = let_pass(arrivals, now_ns)
+        state = let_pass(state, now_ns)
         if kind == "reserve":
             n = min(value, burst)
-            pace = pace_at(terms, now_ns)
-            start_ns, arrivals = reserve(arrivals, now_ns, n, rate, pace)
-            heapq.heappush(waiting, (start_ns, order, n, terms.epoch))
-            arrivals = let_pass(arrivals, now_ns)
+            pace = pace_at(throttle, now_ns)
+            start_ns, state = reserve(state, now_ns, n, rate, pace)
+            heapq.heappush(waiting, (start_ns, order, n, throttle.epoch))
+            state = let_pass(state, now_ns)
         elif kind == "overload":
             for _ in range(3):
-                terms = overloaded(terms, now_ns)
+                throttle = overloaded(throttle, now_ns)
         elif kind == "penalise":
-            arrivals, terms = penalise(arrivals, terms, now_ns, value * MILLISECOND_NS, rate)
+            state, throttle = penalise(state, throttle, now_ns, value * MILLISECOND_NS, rate)
             pauses.append((now_ns, now_ns + value * MILLISECOND_NS))
         else:
-            arrivals, terms = drained(now_ns, rate), Terms(epoch=1000 * (order + 1))
+            state, throttle = drained(now_ns, rate), Throttle(epoch=1000 * (order + 1))
             pauses.clear()  # known to nobody any more
             passed.append((now_ns, 0))
-    let_pass(arrivals, 10**30)
+    let_pass(state, 10**30)
 
     for first, (start_ns, _) in enumerate(passed):
         calls = 0
@@ -284,10 +284,10 @@ def test_no_window_sees_more_than_burst_plus_rate_times_window(
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 4)), min_size=2, max_size=40))
 def test_order_of_reservation_is_order_of_service(calls: list[tuple[int, int]]):
-    rate, arrivals, now_ns, starts_ns = Rate(per_minute=90, burst=4), idle(), 10**12, []
+    rate, state, now_ns, starts_ns = Rate(per_minute=90, burst=4), idle(), 10**12, []
     for gap_ms, n in calls:
         now_ns += gap_ms * MILLISECOND_NS
-        start_ns, arrivals = reserve(arrivals, now_ns, n, rate)
+        start_ns, state = reserve(state, now_ns, n, rate)
         starts_ns.append(start_ns)
     assert starts_ns == sorted(starts_ns)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from rate_limit import shares
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
-from rate_limit.gcra import SECOND_NS, Rate, Terms
-from rate_limit.shares import Grant, Spread
+from rate_limit.gcra import SECOND_NS, Rate, Throttle
+from rate_limit.shares import Reservation, SharedState
 from rate_limit.snapshot import SourceSnapshot
 from tests.rate_limit.fake_clock import FakeClock
 
@@ -47,57 +47,59 @@ def burst_of(source: str, rate: Rate) -> int:
 
 def test_the_example_of_the_module():
     rate = Rate(per_minute=60, burst=6, shares={"a": 3, "b": 1, "": 1})
-    spread, grants = shares.drained(0, rate), list[Grant]()
+    state, reservations = shares.drained(0, rate), list[Reservation]()
     for _ in range(6):
-        grant, spread = shares.reserve(spread, 0, 1, rate, source="a")
-        grants.append(grant)
+        reservation, state = shares.reserve(state, 0, 1, rate, source="a")
+        reservations.append(reservation)
     expected_s = [1.67, 3.33, 5.0, 6.67, 7.5, 8.33]
-    assert [round(grant.start_ns / SECOND_NS, 2) for grant in grants] == expected_s
-    assert [grant.mark is not None for grant in grants] == [False] * 4 + [True, False]
-    of_b, spread = shares.reserve(spread, 6 * SECOND_NS, 1, rate, source="b")
+    assert [round(each.start_ns / SECOND_NS, 2) for each in reservations] == expected_s
+    assert [each.mark is not None for each in reservations] == [False] * 4 + [True, False]
+    of_b, state = shares.reserve(state, 6 * SECOND_NS, 1, rate, source="b")
     assert of_b.start_ns == 6 * SECOND_NS
-    again, _ = shares.confirm(grants[4], spread, 7500 * MS, 1, rate, source="a")
-    assert again == Grant(10 * SECOND_NS)
+    again, _ = shares.confirm(reservations[4], state, 7500 * MS, 1, rate, source="a")
+    assert again == Reservation(10 * SECOND_NS)
 
 
 class Callers:
     """Callers that sleep as they are told, and look again when they wake."""
 
-    def __init__(self, rate: Rate, spread: Spread | None = None):
+    def __init__(self, rate: Rate, state: SharedState | None = None):
         self.rate, self.now_ns = rate, 0
-        self.spread = shares.idle(rate) if spread is None else spread
+        self.state = shares.idle(rate) if state is None else state
         self.passed: list[tuple[int, str, int]] = []
         """Instant, source, n."""
 
-        self._asleep: list[tuple[int, int, Grant, str, int, int]] = []
+        self._asleep: list[tuple[int, int, Reservation, str, int, int]] = []
         self._number = 0
         self.looks = 0
         self.longest_ns = 0
         """Longest wait of those who passed or looked again."""
 
     def call(self, source: str, n: int = 1) -> None:
-        grant, self.spread = shares.reserve(self.spread, self.now_ns, n, self.rate, source=source)
-        if grant.start_ns <= self.now_ns:
+        reservation, self.state = shares.reserve(
+            self.state, self.now_ns, n, self.rate, source=source
+        )
+        if reservation.start_ns <= self.now_ns:
             self.passed.append((self.now_ns, source, n))
         else:
-            self._sleep(grant, source, n, self.now_ns)
+            self._sleep(reservation, source, n, self.now_ns)
 
     def advance_to(self, until_ns: int) -> None:
         """Everybody who is due by then passes or sleeps on."""
         while self._asleep and self._asleep[0][0] <= until_ns:
-            self.now_ns, _, grant, source, n, called_ns = heapq.heappop(self._asleep)
+            self.now_ns, _, reservation, source, n, called_ns = heapq.heappop(self._asleep)
             self.longest_ns = max(self.longest_ns, self.now_ns - called_ns)
-            if grant.mark is None:
-                self._pass_by_own(grant.start_ns, source, n)
+            if reservation.mark is None:
+                self._pass_by_own(reservation.start_ns, source, n)
                 continue
             self.looks += 1
-            grant, self.spread = shares.confirm(
-                grant, self.spread, self.now_ns, n, self.rate, source=source
+            reservation, self.state = shares.confirm(
+                reservation, self.state, self.now_ns, n, self.rate, source=source
             )
-            if grant.start_ns <= self.now_ns and grant.mark is None:
+            if reservation.start_ns <= self.now_ns and reservation.mark is None:
                 self.passed.append((self.now_ns, source, n))
             else:
-                self._sleep(grant, source, n, called_ns)
+                self._sleep(reservation, source, n, called_ns)
         self.now_ns = until_ns
 
     def advance(self) -> None:
@@ -116,9 +118,11 @@ class Callers:
             self.passed.append((at_ns - (n - burst - i) * per_call_ns, source, 1))
         self.passed.append((at_ns, source, min(n, burst)))
 
-    def _sleep(self, grant: Grant, source: str, n: int, called_ns: int) -> None:
+    def _sleep(self, reservation: Reservation, source: str, n: int, called_ns: int) -> None:
         self._number += 1
-        heapq.heappush(self._asleep, (grant.start_ns, self._number, grant, source, n, called_ns))
+        heapq.heappush(
+            self._asleep, (reservation.start_ns, self._number, reservation, source, n, called_ns)
+        )
 
 
 def assert_no_window_holds_too_many(passed: list[tuple[int, str, int]], rate: Rate) -> None:
@@ -152,9 +156,9 @@ def test_nobody_passes_in_a_pause_nor_in_a_burst_after_it(rate, history, pause_n
         for _ in range(times):
             callers.call(source)
     paused_ns = callers.now_ns + pause_ns
-    spread, terms = shares.penalise(callers.spread, Terms(), callers.now_ns, pause_ns, rate)
-    assert terms == Terms(epoch=1, penalties=1, paused_ns=paused_ns)
-    after = Callers(rate, spread)
+    state, throttle = shares.penalise(callers.state, Throttle(), callers.now_ns, pause_ns, rate)
+    assert throttle == Throttle(epoch=1, penalties=1, paused_ns=paused_ns)
+    after = Callers(rate, state)
     after.advance_to(callers.now_ns)
     for source in SOURCES * 5:
         after.call(source)

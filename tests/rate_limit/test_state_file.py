@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rate_limit import state_file
-from rate_limit.gcra import SECOND_NS, Arrivals, Rate, Terms, drained, penalise
+from rate_limit.gcra import SECOND_NS, GcraState, Rate, Throttle, drained, penalise
 from rate_limit.state_file import FARTHEST_NS, OnConfigChange, StateFile, peek
 
 RATE = Rate(per_minute=60, burst=5)
 NOW_NS = 10**12
-ARRIVALS = Arrivals(tat_ns=NOW_NS + 7, tat_parts=0, spaced_ns=NOW_NS, granted=3)
+STATE = GcraState(tat_ns=NOW_NS + 7, tat_parts=0, spaced_ns=NOW_NS, granted=3)
 
 
 def file_at(
@@ -29,27 +29,27 @@ def file_at(
     return StateFile(path, rate, lambda: NOW_NS, on_config_change)
 
 
-def read_once(file: StateFile) -> Arrivals:
+def read_once(file: StateFile) -> GcraState:
     assert file.lock(blocking=False)
     try:
-        arrivals = file.read()
-        assert isinstance(arrivals, Arrivals)
-        return arrivals
+        state = file.read()
+        assert isinstance(state, GcraState)
+        return state
     finally:
         file.unlock()
 
 
-def write_once(file: StateFile, arrivals: Arrivals = ARRIVALS) -> None:
+def write_once(file: StateFile, state: GcraState = STATE) -> None:
     assert file.lock(blocking=False)
     try:
         file.read()
-        file.write(arrivals)
+        file.write(state)
     finally:
         file.unlock()
 
 
-def assert_drained(arrivals: Arrivals) -> None:
-    assert arrivals == drained(NOW_NS, RATE)
+def assert_drained(state: GcraState) -> None:
+    assert state == drained(NOW_NS, RATE)
 
 
 def test_a_new_file_lets_the_whole_burst_pass(tmp_path: Path):
@@ -58,7 +58,7 @@ def test_a_new_file_lets_the_whole_burst_pass(tmp_path: Path):
 
 @given(
     st.builds(
-        Arrivals,
+        GcraState,
         tat_ns=st.integers(0, NOW_NS + FARTHEST_NS),
         tat_parts=st.just(0),
         spaced_ns=st.integers(0, NOW_NS + FARTHEST_NS),
@@ -66,11 +66,11 @@ def test_a_new_file_lets_the_whole_burst_pass(tmp_path: Path):
     )
 )
 def test_what_one_sharer_writes_another_reads(
-    tmp_path_factory: pytest.TempPathFactory, arrivals: Arrivals
+    tmp_path_factory: pytest.TempPathFactory, state: GcraState
 ):
     path = tmp_path_factory.mktemp("state") / "rate"
-    write_once(file_at(path), arrivals)
-    assert read_once(file_at(path)) == arrivals
+    write_once(file_at(path), state)
+    assert read_once(file_at(path)) == state
 
 
 def test_only_one_sharer_at_a_time_has_the_lock(tmp_path: Path):
@@ -108,11 +108,11 @@ def test_a_file_that_never_was_a_limiters_is_not_written_over(tmp_path: Path):
         {"weights": b"[" * 3000},
         {"rate": (float("nan"), 5, 0.0)},
         {"rate": (60.0, 0, 0.0)},
-        {"terms": {"pace": 0}},
-        {"terms": {"penalties": -1}},
-        {"arrivals": {"granted": 2**63 - 1}},
-        {"arrivals": {"tat_parts": 10**9}},
-        {"arrivals": {"tat_ns": -1}},
+        {"throttle": {"pace": 0}},
+        {"throttle": {"penalties": -1}},
+        {"state": {"granted": 2**63 - 1}},
+        {"state": {"tat_parts": 10**9}},
+        {"state": {"tat_ns": -1}},
         {"serial": -1},
         {"serial": 2**63 - 1},
     ],
@@ -125,10 +125,10 @@ def test_nonsense_under_a_right_checksum_is_not_believed(tmp_path: Path, change:
     weights = change.get("weights", b"")
     header = list(state_file._HEADER.unpack_from(record))
     header[3:] = [*change.get("rate", header[3:6]), len(weights)]
-    terms = Terms()._replace(**change.get("terms", {}))
-    arrivals = ARRIVALS._replace(**change.get("arrivals", {}))
-    hostile = state_file._HEADER.pack(*header) + weights + state_file._TERMS.pack(*terms)
-    hostile += state_file._ARRIVALS.pack(change.get("serial", NOW_NS), *arrivals)
+    throttle = Throttle()._replace(**change.get("throttle", {}))
+    state = STATE._replace(**change.get("state", {}))
+    hostile = state_file._HEADER.pack(*header) + weights + state_file._THROTTLE.pack(*throttle)
+    hostile += state_file._GCRA.pack(change.get("serial", NOW_NS), *state)
     path.write_bytes(hostile + zlib.crc32(hostile).to_bytes(4, "little"))
 
     with pytest.raises(ValueError, match="no record of a limiter"):
@@ -186,7 +186,7 @@ def test_a_record_of_another_boot_starts_with_an_empty_bucket(
     path = tmp_path / "rate"
     with monkeypatch.context() as patch:
         patch.setattr("rate_limit.state_file._boot_id", lambda: uuid4().bytes)
-        write_once(file_at(path, Rate(per_minute=7, burst=2)), ARRIVALS)
+        write_once(file_at(path, Rate(per_minute=7, burst=2)), STATE)
     assert_drained(read_once(file_at(path)))
 
 
@@ -205,7 +205,7 @@ def test_two_hosts_on_one_file_are_told(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("field", ["tat_ns", "spaced_ns"])
 def test_a_time_that_no_reservation_could_reach_is_not_believed(tmp_path: Path, field: str):
     file = file_at(tmp_path / "rate")
-    write_once(file, ARRIVALS._replace(**{field: NOW_NS + 2 * FARTHEST_NS}))
+    write_once(file, STATE._replace(**{field: NOW_NS + 2 * FARTHEST_NS}))
     assert_drained(read_once(file))
 
 
@@ -224,31 +224,31 @@ def test_another_rate_is_adopted_on_request_with_an_empty_bucket(tmp_path: Path)
     path, rate = tmp_path / "rate", Rate(per_minute=90, burst=4, min_interval_s=0.5)
     old = file_at(path)
     write_once(old)
-    epoch = old.terms.epoch
+    epoch = old.throttle.epoch
     new = file_at(path, rate, "adopt")
-    arrivals = read_once(old)
-    assert isinstance(arrivals, Arrivals)
-    assert arrivals.tat_ns == drained(NOW_NS, RATE).tat_ns  # RATE's burst takes longer to fill
-    assert arrivals.granted == 3
+    state = read_once(old)
+    assert isinstance(state, GcraState)
+    assert state.tat_ns == drained(NOW_NS, RATE).tat_ns  # RATE's burst takes longer to fill
+    assert state.granted == 3
     assert old.rate == new.rate == rate
-    assert old.terms.epoch != epoch  # who waits under the old rate reserves again
+    assert old.throttle.epoch != epoch  # who waits under the old rate reserves again
 
 
 def test_a_deleted_file_is_made_again_with_its_state(tmp_path: Path):
     path = tmp_path / "rate"
     first, second = file_at(path), file_at(path)
-    paused, terms = penalise(ARRIVALS, Terms(), NOW_NS, 90 * SECOND_NS, RATE)
+    paused, throttle = penalise(STATE, Throttle(), NOW_NS, 90 * SECOND_NS, RATE)
     assert first.lock(blocking=False)
     first.read()
-    first.write(paused, terms)
+    first.write(paused, throttle)
     first.unlock()
     read_once(second)
     path.unlink()
     found = read_once(second)
     assert found.tat_ns == paused.tat_ns
-    assert found.granted == ARRIVALS.granted
-    assert second.terms.paused_ns == terms.paused_ns
-    assert second.terms.epoch != terms.epoch  # who waits under the old file reserves again
+    assert found.granted == STATE.granted
+    assert second.throttle.paused_ns == throttle.paused_ns
+    assert second.throttle.epoch != throttle.epoch  # who waits under the old file reserves again
     assert read_once(first) == found
     assert read_once(file_at(path)) == found
 
@@ -265,7 +265,7 @@ def test_a_file_put_in_place_of_another_is_noticed(tmp_path: Path):
     file = file_at(path)
     write_once(file)
     path.rename(tmp_path / "elsewhere")
-    write_once(file_at(path), ARRIVALS._replace(granted=70))
+    write_once(file_at(path), STATE._replace(granted=70))
     assert read_once(file).granted == 70
 
 
@@ -274,7 +274,7 @@ def test_a_deleted_folder_is_made_again(tmp_path: Path):
     file = file_at(path)
     write_once(file)
     shutil.rmtree(path.parent)
-    assert read_once(file).granted == ARRIVALS.granted
+    assert read_once(file).granted == STATE.granted
 
 
 def test_a_link_in_a_folder_that_all_may_write_to_is_refused(tmp_path: Path):
@@ -291,7 +291,7 @@ def test_a_link_in_a_folder_of_ones_own_is_followed(tmp_path: Path):
     file_at(tmp_path / "rate")
     (tmp_path / "link").symlink_to(tmp_path / "rate")
     write_once(file_at(tmp_path / "link"))
-    assert read_once(file_at(tmp_path / "rate")) == ARRIVALS
+    assert read_once(file_at(tmp_path / "rate")) == STATE
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
@@ -320,4 +320,4 @@ def test_a_closed_file_opens_again(tmp_path: Path):
     file = file_at(tmp_path / "rate")
     write_once(file)
     file.close()
-    assert read_once(file) == ARRIVALS
+    assert read_once(file) == STATE

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplers.mixture_plan import Apportionment, MixturePlan, PlannedPrompt, Ratio
-from samplers.prompt_order import Turns
+from samplers.prompt_order import PromptOrder
 
 SIZES = {"taco": 40, "nq": 25, "math": 10}
 RATIOS = {"taco": 0.5, "nq": 0.3, "math": 0.2}
@@ -569,13 +569,13 @@ def test_a_resume_computes_nothing_before_the_block_of_the_step_trained_next(
     plan.trained = None if ahead is None else trained
     state = json.loads(json.dumps(plan.state_dict()))
     blocks: list[int] = []
-    pin_after = Turns._pin_after  # pyright: ignore[reportPrivateUsage]
+    pin_after = PromptOrder._pin_after  # pyright: ignore[reportPrivateUsage]
 
-    def counted(turns: Turns, block: int, had: Any) -> Any:
+    def counted(order: PromptOrder, block: int, had: Any) -> Any:
         blocks.append(block)
-        return pin_after(turns, block, had)
+        return pin_after(order, block, had)
 
-    monkeypatch.setattr(Turns, "_pin_after", counted)
+    monkeypatch.setattr(PromptOrder, "_pin_after", counted)
     resumed = MixturePlan(**settings, batch_size=20, seed=0)
     resumed.load_state_dict(state)
     assert resumed.take(20) == plan.take(20)

@@ -25,6 +25,7 @@ from tests.tool_server.hostile.judge import IDLE_PROCESSES, holds
 from tool_server.isolation.host import import_names, package_paths
 from tool_server.isolation.seccomp import UnsupportedArchitecture, build_filter
 from tool_server.sandbox import (
+    Interpreter,
     Limits,
     NotSupported,
     PackageUnusable,
@@ -33,7 +34,6 @@ from tool_server.sandbox import (
     Sandbox,
     SandboxKind,
     SandboxUnavailable,
-    Session,
     choose_sandbox,
 )
 from tool_server.sandbox import sandbox as sandbox_module
@@ -82,8 +82,8 @@ def landlock() -> Iterator[Sandbox]:
 
 
 @pytest_asyncio.fixture
-async def session(sandbox: Sandbox) -> AsyncIterator[Session]:
-    async with sandbox.session(Limits(wall_s=1.0)) as begun:
+async def interpreter(sandbox: Sandbox) -> AsyncIterator[Interpreter]:
+    async with sandbox.interpreter(Limits(wall_s=1.0)) as begun:
         yield begun
 
 
@@ -287,17 +287,17 @@ WORKING = "import time\nbegan = time.process_time()\nwhile time.process_time() <
 async def test_a_time_limit_on_an_overloaded_machine_is_no_verdict(starved: Sandbox):
     with pytest.raises(SandboxUnavailable, match="the machine is overloaded"):
         await starved.run(Program(code=SPINNING), Limits(wall_s=1.0))
-    async with starved.session() as session:
-        assert (await session.run_cell("1")).shown == "1"
+    async with starved.interpreter() as interpreter:
+        assert (await interpreter.run_cell("1")).shown == "1"
         with pytest.raises(SandboxUnavailable, match="the machine is overloaded"):
-            await session.run_cell(SPINNING, wall_s=1.0)
+            await interpreter.run_cell(SPINNING, wall_s=1.0)
 
 
 async def test_a_program_that_waits_for_a_processor_has_its_whole_time(shared: Sandbox):
     done = await shared.run_python(WORKING, limits=Limits(wall_s=2.0))
     assert (done.status, done.stderr) == (RunStatus.FINISHED, "")
-    async with shared.session(Limits(wall_s=2.0)) as session:
-        cells = [await session.run_cell(WORKING) for _ in range(2)]
+    async with shared.interpreter(Limits(wall_s=2.0)) as interpreter:
+        cells = [await interpreter.run_cell(WORKING) for _ in range(2)]
     assert [cell.result.status for cell in cells] == [RunStatus.FINISHED] * 2
 
 
@@ -305,9 +305,9 @@ async def test_an_endless_loop_beside_others_is_late_all_the_same(shared: Sandbo
     assert (
         await shared.run_python(SPINNING, limits=Limits(wall_s=0.6))
     ).status == "TimeLimitExceeded"
-    async with shared.session(Limits(wall_s=0.6)) as session:
-        assert (await session.run_cell(SPINNING)).result.status == RunStatus.TIME_LIMIT
-        assert (await session.run_cell("1")).shown == "1"
+    async with shared.interpreter(Limits(wall_s=0.6)) as interpreter:
+        assert (await interpreter.run_cell(SPINNING)).result.status == RunStatus.TIME_LIMIT
+        assert (await interpreter.run_cell("1")).shown == "1"
 
 
 async def test_processes_share_one_time_limit_and_count_once():
@@ -1021,55 +1021,55 @@ def _has_packages(python: str) -> bool:
 # --- sessions ------------------------------------------------------------------------------------
 
 
-async def test_a_session_keeps_its_state_and_shows_the_last_value(session: Session):
-    first = await session.run_cell("x = 20\ndef f(y): return x + y")
+async def test_a_session_keeps_its_state_and_shows_the_last_value(interpreter: Interpreter):
+    first = await interpreter.run_cell("x = 20\ndef f(y): return x + y")
     assert (first.shown, first.error, first.result.stdout) == (None, None, "")
-    second = await session.run_cell("print('out')\nf(22)")
+    second = await interpreter.run_cell("print('out')\nf(22)")
     assert (second.shown, second.result.stdout) == ("42", "out\n")
     assert second.result.status == RunStatus.FINISHED
-    assert session.is_alive
+    assert interpreter.is_alive
 
 
-async def test_a_cell_that_fails_says_what_and_the_session_lives(session: Session):
-    cell = await session.run_cell("x = 1\n1/0")
+async def test_a_cell_that_fails_says_what_and_the_session_lives(interpreter: Interpreter):
+    cell = await interpreter.run_cell("x = 1\n1/0")
     assert cell.error == ("ZeroDivisionError", "division by zero")
     assert cell.result.status == RunStatus.ERROR
     assert "<cell 1>" in cell.result.stderr
-    assert (await session.run_cell("x")).shown == "1"
+    assert (await interpreter.run_cell("x")).shown == "1"
 
 
-async def test_a_null_byte_is_a_syntax_error_in_every_python(session: Session):
-    cell = await session.run_cell("x = '\0'")
+async def test_a_null_byte_is_a_syntax_error_in_every_python(interpreter: Interpreter):
+    cell = await interpreter.run_cell("x = '\0'")
     assert cell.error == ("SyntaxError", "source code string cannot contain null bytes")
     assert "Traceback" not in cell.result.stderr
 
 
-async def test_a_cell_reads_its_own_input(session: Session):
-    assert (await session.run_cell("input()", stdin="first\n")).shown == "'first'"
-    assert (await session.run_cell("input()", stdin="second\n")).shown == "'second'"
+async def test_a_cell_reads_its_own_input(interpreter: Interpreter):
+    assert (await interpreter.run_cell("input()", stdin="first\n")).shown == "'first'"
+    assert (await interpreter.run_cell("input()", stdin="second\n")).shown == "'second'"
 
 
-async def test_a_late_cell_is_interrupted_and_the_state_is_kept(session: Session):
-    await session.run_cell("x = 1")
-    late = await session.run_cell("x = 2\nimport time\ntime.sleep(60)", wall_s=0.2)
+async def test_a_late_cell_is_interrupted_and_the_state_is_kept(interpreter: Interpreter):
+    await interpreter.run_cell("x = 1")
+    late = await interpreter.run_cell("x = 2\nimport time\ntime.sleep(60)", wall_s=0.2)
     assert late.result.status == RunStatus.TIME_LIMIT
-    assert session.is_alive
-    assert (await session.run_cell("x")).shown == "2"
+    assert interpreter.is_alive
+    assert (await interpreter.run_cell("x")).shown == "2"
 
 
 async def test_a_cell_is_interrupted_though_the_server_ignores_interrupts():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for `server &`
     try:
         sandbox = chosen_or_skip("auto")
-        async with sandbox.session() as session:
-            await session.run_cell("import time; time.sleep(60)", wall_s=0.2)
-            assert session.is_alive
+        async with sandbox.interpreter() as interpreter:
+            await interpreter.run_cell("import time; time.sleep(60)", wall_s=0.2)
+            assert interpreter.is_alive
         sandbox.close()
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-async def test_a_cell_that_will_not_end_ends_the_session(session: Session):
+async def test_a_cell_that_will_not_end_ends_the_session(interpreter: Interpreter):
     code = """
 import time
 while True:
@@ -1078,11 +1078,11 @@ while True:
     except BaseException:
         pass
 """
-    cell = await session.run_cell(code, wall_s=0.2)
+    cell = await interpreter.run_cell(code, wall_s=0.2)
     assert cell.result.status == RunStatus.TIME_LIMIT
-    assert not session.is_alive
+    assert not interpreter.is_alive
     with pytest.raises(SandboxUnavailable, match="the session is over"):
-        await session.run_cell("1")
+        await interpreter.run_cell("1")
 
 
 @pytest.mark.parametrize(
@@ -1090,24 +1090,24 @@ while True:
     [("import os; os._exit(5)", 5), ("import ctypes; ctypes.string_at(0)", 139)],
 )
 async def test_a_cell_that_ends_its_interpreter_ends_the_session(
-    session: Session, code: str, return_code: int
+    interpreter: Interpreter, code: str, return_code: int
 ):
-    cell = await session.run_cell(code)
+    cell = await interpreter.run_cell(code)
     assert cell.result.return_code == return_code
-    assert not session.is_alive
+    assert not interpreter.is_alive
 
 
 async def test_a_cells_output_is_cut_at_its_limit(sandbox: Sandbox):
-    async with sandbox.session(Limits(output_bytes=1000)) as session:
-        cell = await session.run_cell("print('x' * 5000)")
+    async with sandbox.interpreter(Limits(output_bytes=1000)) as interpreter:
+        cell = await interpreter.run_cell("print('x' * 5000)")
         assert cell.result.stdout.startswith("x" * 1000 + "\n... [cut")
-        assert (await session.run_cell("1")).shown == "1"
+        assert (await interpreter.run_cell("1")).shown == "1"
 
 
 async def test_two_sessions_are_apart_and_have_their_files(sandbox: Sandbox):
     async with (
-        sandbox.session(files={"a": b"1"}) as first,
-        sandbox.session(files={"a": b"2"}) as second,
+        sandbox.interpreter(files={"a": b"1"}) as first,
+        sandbox.interpreter(files={"a": b"2"}) as second,
     ):
         await asyncio.gather(first.run_cell("x = 'first'"), second.run_cell("x = 'second'"))
         cells = [await each.run_cell("x, open('a').read()") for each in (first, second)]
@@ -1128,10 +1128,10 @@ async def test_two_sessions_are_apart_and_have_their_files(sandbox: Sandbox):
     ],
 )
 async def test_a_forged_reply_neither_hangs_nor_breaks_the_server(sandbox: Sandbox, forge: str):
-    async with timeout(10), sandbox.session(Limits(wall_s=0.5)) as session:
-        await session.run_cell(f"import os, socket, time\n{forge}\ntime.sleep(60)")
+    async with timeout(10), sandbox.interpreter(Limits(wall_s=0.5)) as interpreter:
+        await interpreter.run_cell(f"import os, socket, time\n{forge}\ntime.sleep(60)")
         try:
-            await session.run_cell("print('second')")
+            await interpreter.run_cell("print('second')")
         except SandboxUnavailable as error:
             assert "session" in str(error)
     assert (await sandbox.run_python("print(1)")).stdout == "1\n"
@@ -1141,10 +1141,10 @@ async def test_a_session_that_is_over_leaves_nothing(sandbox: Sandbox):
     await sandbox.run_python("1")
     children = await children_when_idle(sandbox)
     descriptors = len(os.listdir("/proc/self/fd"))
-    async with sandbox.session() as session:
-        await session.run_cell("open('f', 'w').write('x')")
-    async with sandbox.session() as session:
-        await session.run_cell("import os; os._exit(0)")
+    async with sandbox.interpreter() as interpreter:
+        await interpreter.run_cell("open('f', 'w').write('x')")
+    async with sandbox.interpreter() as interpreter:
+        await interpreter.run_cell("import os; os._exit(0)")
     await sandbox.run_python("1")
     assert await children_when_idle(sandbox) == children
     assert len(os.listdir("/proc/self/fd")) <= descriptors
@@ -1153,9 +1153,9 @@ async def test_a_session_that_is_over_leaves_nothing(sandbox: Sandbox):
 
 
 async def test_a_session_is_as_isolated_as_a_run(sandbox: Sandbox):
-    async with sandbox.session() as session:
+    async with sandbox.interpreter() as interpreter:
         for code in ("open('/etc/passwd')", "import socket; socket.socket()"):
-            assert (await session.run_cell(code)).error is not None
+            assert (await interpreter.run_cell(code)).error is not None
 
 
 def is_alive(pid: int) -> bool:
@@ -1180,19 +1180,19 @@ async def test_what_a_cell_leaves_ends_with_it(bubblewrap: Sandbox):
 
 
 async def _check_what_a_cell_leaves(bubblewrap: Sandbox, leave: str) -> None:
-    async with bubblewrap.session(Limits(wall_s=5.0)) as session:
-        assert (await session.run_cell("kept = 1\n" + leave)).result.return_code == 0
-        assert not any(is_alive(pid) for pid in session._run._monitor._pids()[2:])
-        assert (await session.run_cell("kept")).shown == "1"
+    async with bubblewrap.interpreter(Limits(wall_s=5.0)) as interpreter:
+        assert (await interpreter.run_cell("kept = 1\n" + leave)).result.return_code == 0
+        assert not any(is_alive(pid) for pid in interpreter._run._monitor._pids()[2:])
+        assert (await interpreter.run_cell("kept")).shown == "1"
 
 
 async def test_a_thread_that_works_between_cells_ends_the_session(sandbox: Sandbox):
-    async with sandbox.session(Limits(wall_s=5.0, cpu_s=1)) as session:
+    async with sandbox.interpreter(Limits(wall_s=5.0, cpu_s=1)) as interpreter:
         spin = "import threading\nthreading.Thread(target=exec, args=('while 1: pass',)).start()"
-        await session.run_cell(spin)
+        await interpreter.run_cell(spin)
         async with timeout(60.0):
-            await session._run.ended
-        assert session._run.ended_why == "the processor time that it used between two cells"
+            await interpreter._run.ended
+        assert interpreter._run.ended_why == "the processor time that it used between two cells"
 
 
 # --- cgroups -------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import pytest
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.tool_actions import run_code
-from agent_loop.toolbox.own import Interpreter
+from agent_loop.toolbox.own import CodeRunner
 from tests.listening import listening
 from tool_server.app import app_runner, create_app
+from tool_server.interpreters import InterpreterGone, Interpreters, InterpretersFull
 from tool_server.sandbox import Limits, Sandbox, SandboxUnavailable, choose_sandbox
-from tool_server.sessions import SessionGone, Sessions, SessionsFull
 from tool_server.settings import ServerSettings
 from tool_server.wire.protocol import (
     ToolCall,
@@ -112,12 +112,12 @@ async def test_a_new_session_is_refused_while_all_others_are_in_use(url):
 
 
 async def test_a_new_session_ends_the_one_that_is_unused_for_longest(sandbox):
-    sessions = Sessions(sandbox, max_sessions=2, idle_s=60.0, spared_s=0.0)
+    sessions = Interpreters(sandbox, max_sessions=2, idle_s=60.0, spared_s=0.0)
     for name in ("a", "b", "a", "c"):
         await sessions.run_cell(name, "x = 1", "", {}, Limits())
     assert len(sessions) == 2
     await sessions.run_cell("a", "x", "", {}, Limits(), began=True)
-    with pytest.raises(SessionGone, match="'b' does not exist any more"):
+    with pytest.raises(InterpreterGone, match="'b' does not exist any more"):
         await sessions.run_cell("b", "x", "", {}, Limits(), began=True)
     await sessions.close()
 
@@ -133,13 +133,13 @@ async def test_an_interpreter_that_is_ended_for_another_ends_though_the_caller_l
 
     class Slow:
         @asynccontextmanager
-        async def session(self, *_: Any) -> AsyncIterator[OneCell]:
+        async def interpreter(self, *_: Any) -> AsyncIterator[OneCell]:
             yield OneCell()
             ends.set()
             await may_end.wait()
             ended.set()
 
-    sessions = Sessions(cast(Sandbox, Slow()), max_sessions=1, idle_s=100, spared_s=0)
+    sessions = Interpreters(cast(Sandbox, Slow()), max_sessions=1, idle_s=100, spared_s=0)
     await sessions.run_cell("one", "", "", {}, Limits())
     other = asyncio.create_task(sessions.run_cell("two", "", "", {}, Limits()))
     await ends.wait()
@@ -153,13 +153,13 @@ async def test_an_interpreter_that_is_ended_for_another_ends_though_the_caller_l
 
 
 async def test_sessions_that_begin_at_once_are_one_each_and_within_the_limit(sandbox):
-    sessions = Sessions(sandbox, max_sessions=3, idle_s=60.0)
+    sessions = Interpreters(sandbox, max_sessions=3, idle_s=60.0)
     names = ["a", "a", "b", "c", "d", "e"]
     done = await asyncio.gather(
         *(sessions.run_cell(name, "1", "", {}, Limits()) for name in names),
         return_exceptions=True,
     )
-    refused = [isinstance(outcome, SessionsFull) for outcome in done]
+    refused = [isinstance(outcome, InterpretersFull) for outcome in done]
     assert refused == [False, False, False, False, True, True]
     new = [outcome[1]["new"] for outcome in done if isinstance(outcome, tuple)]
     assert new == [True, False, True, True] and len(sessions) == 3
@@ -167,7 +167,7 @@ async def test_sessions_that_begin_at_once_are_one_each_and_within_the_limit(san
 
 
 async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
-    sessions = Sessions(sandbox, max_sessions=2, idle_s=0.0)
+    sessions = Interpreters(sandbox, max_sessions=2, idle_s=0.0)
     await sessions.run_cell("idle", "x = 1", "", {}, Limits())
     work = asyncio.create_task(
         sessions.run_cell("busy", "import time; time.sleep(0.3); 7", "", {}, Limits())
@@ -184,11 +184,11 @@ async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
 async def test_a_cell_is_never_sent_twice_to_a_server_whose_sandbox_died(url, monkeypatch):
     sent = []
 
-    async def died(own: Sessions, name: str, code: str, *_: Any, **__: Any) -> Any:
+    async def died(own: Interpreters, name: str, code: str, *_: Any, **__: Any) -> Any:
         sent.append(code)
         raise SandboxUnavailable("the zygote is dead")
 
-    monkeypatch.setattr(Sessions, "run_cell", died)
+    monkeypatch.setattr(Interpreters, "run_cell", died)
     async with ToolClient(url, limiter=None) as tools:
         with pytest.raises(ToolUnavailable, match="may have been executed"):
             await tools.call(cell_call("x = 1", "", "s"))
@@ -196,31 +196,31 @@ async def test_a_cell_is_never_sent_twice_to_a_server_whose_sandbox_died(url, mo
 
 
 async def test_a_cell_that_found_no_place_is_sent_again(url, monkeypatch):
-    real, sent = Sessions.run_cell, []
+    real, sent = Interpreters.run_cell, []
 
-    async def full_at_first(own: Sessions, name: str, code: str, *given: Any, **further: Any):
+    async def full_at_first(own: Interpreters, name: str, code: str, *given: Any, **further: Any):
         sent.append(code)
         if len(sent) == 1:
-            raise SessionsFull("all sessions are at work")
+            raise InterpretersFull("all sessions are at work")
         return await real(own, name, code, *given, **further)
 
     async def no_pause(seconds: float) -> None:
         pass
 
-    monkeypatch.setattr(Sessions, "run_cell", full_at_first)
+    monkeypatch.setattr(Interpreters, "run_cell", full_at_first)
     async with ToolClient(url, limiter=None, sleep=no_pause) as tools:
         assert (await tools.call(cell_call("1", "", "s"))).attempts == 2
     assert len(sent) == 2
 
 
 async def test_all_sessions_at_work_is_no_place_for_another(sandbox):
-    sessions = Sessions(sandbox, max_sessions=0, idle_s=60.0)
-    with pytest.raises(SessionsFull):
+    sessions = Interpreters(sandbox, max_sessions=0, idle_s=60.0)
+    with pytest.raises(InterpretersFull):
         await sessions.run_cell("s", "1", "", {}, Limits())
 
 
 async def test_cells_of_one_session_wait_for_one_another(sandbox):
-    sessions = Sessions(sandbox, max_sessions=2, idle_s=60.0)
+    sessions = Interpreters(sandbox, max_sessions=2, idle_s=60.0)
     await sessions.run_cell("s", "n = 0", "", {}, Limits())
     count = "k = n\nimport time; time.sleep(0.01)\nn = k + 1\nn"
     done = await asyncio.gather(
@@ -231,7 +231,7 @@ async def test_cells_of_one_session_wait_for_one_another(sandbox):
 
 
 async def test_a_cell_that_nobody_waits_for_any_more_ends_its_session(sandbox):
-    sessions = Sessions(sandbox, max_sessions=2, idle_s=60.0)
+    sessions = Interpreters(sandbox, max_sessions=2, idle_s=60.0)
     work = asyncio.create_task(sessions.run_cell("s", "while True: pass", "", {}, Limits()))
     while not len(sessions):  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -250,7 +250,7 @@ async def test_a_loop_that_is_told_to_keeps_one_interpreter_a_trajectory(url):
 
     def loop(*, persistent: bool) -> CodeExecutionAgentLoop:
         made: Any = object.__new__(CodeExecutionAgentLoop)
-        made.client, made.interpreter = tools, Interpreter(persistent=persistent)
+        made.client, made.interpreter = tools, CodeRunner(persistent=persistent)
         return made
 
     async def says(own: CodeExecutionAgentLoop, code: str) -> str:

@@ -22,11 +22,12 @@ from tool_server.sandbox.program import (
     RunStatus,
 )
 from tool_server.sandbox.rlimits import RlimitsSandbox
-from tool_server.sandbox.sandbox import WALL_FACTOR, Sandbox, Session
+from tool_server.sandbox.sandbox import WALL_FACTOR, Interpreter, Sandbox
 
 __all__ = [
     "WALL_FACTOR",
     "CellResult",
+    "Interpreter",
     "Limits",
     "NotSupported",
     "PackageUnusable",
@@ -36,7 +37,6 @@ __all__ = [
     "Sandbox",
     "SandboxKind",
     "SandboxUnavailable",
-    "Session",
     "choose_sandbox",
 ]
 

@@ -94,7 +94,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """Result of a session's cell."""
+    """Result of an interpreter's cell."""
 
     result: RunResult
 

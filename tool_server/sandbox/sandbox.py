@@ -54,8 +54,8 @@ COMMON_MODULES = (
 WALL_FACTOR = 4
 """Real time of a program, in time limits. Only an overloaded machine reaches it."""
 
-SESSION_S = 3600.0
-"""Longest life of a session."""
+INTERPRETER_S = 3600.0
+"""Longest life of an interpreter."""
 
 MAX_NAME_BYTES, MAX_DEPTH = 255, 12
 """Bytes of a file name; parts of a path."""
@@ -283,21 +283,21 @@ class Sandbox(ABC):
                     await asyncio.shield(loop.run_in_executor(self._threads, remove, home))
 
     @asynccontextmanager
-    async def session(
+    async def interpreter(
         self, limits: Limits | None = None, files: Mapping[str, bytes] | None = None
-    ) -> AsyncIterator["Session"]:
+    ) -> AsyncIterator["Interpreter"]:
         """A Python interpreter that keeps its state from cell to cell, isolated like a run.
 
         Args:
-            limits: limits of the whole session; time and output limits hold for each cell.
+            limits: limits of its whole life; time and output limits hold for each cell.
             files: relative path -> content, written before the first cell.
 
         Raises:
-            NotSupported: a path leads out of the session's folder.
+            NotSupported: a path leads out of its folder.
             SandboxUnavailable: the isolation could not be set up.
         """
         limits = limits or Limits()
-        whole = replace(limits, wall_s=SESSION_S, cpu_s=int(SESSION_S))
+        whole = replace(limits, wall_s=INTERPRETER_S, cpu_s=int(INTERPRETER_S))
         program = Program(code="", files=files or {})
         check_files(program, whole, "")
         async with self._place(whole) as (home, leaf):
@@ -315,7 +315,7 @@ class Sandbox(ABC):
                     fds["channel"] = child_channel.fileno()
                     run.start(fds, open_fds)
                 try:
-                    yield Session(run, channel, limits, has_processes=self.has_processes)
+                    yield Interpreter(run, channel, limits, has_processes=self.has_processes)
                 finally:
                     await run.wait_dead(0.0)
 
@@ -585,7 +585,7 @@ class _Run:
         return report
 
 
-class Session:
+class Interpreter:
     """A Python interpreter in a sandbox that runs one cell after the other."""
 
     def __init__(
@@ -607,11 +607,11 @@ class Session:
     async def run_cell(self, code: str, stdin: str = "", wall_s: float | None = None) -> CellResult:
         """Run a cell of Python.
 
-        A cell that exceeds its time is interrupted, and the session keeps its state. If the cell
-        does not end after the interrupt, the session is killed.
+        A cell that exceeds its time is interrupted, and the interpreter keeps its state. If the
+        cell does not end after the interrupt, the interpreter is killed.
 
         Raises:
-            SandboxUnavailable: the session is over, because a cell ended it or its sandbox died; or
+            SandboxUnavailable: it is over, because a cell ended it or its sandbox died; or
                 the cell was late because the machine is overloaded.
         """
         if self._run.is_over:
@@ -632,7 +632,7 @@ class Session:
                         pipe_to(stdout, open_fds, child_fds),
                         pipe_to(stderr, open_fds, child_fds),
                     ]
-                    with suppress(OSError):  # the session died, so no reply will come
+                    with suppress(OSError):  # it died, so no reply will come
                         socket.send_fds(self._channel, [str(self._cells).encode()], fds)
                 loop = asyncio.get_running_loop()
                 answer = asyncio.ensure_future(loop.sock_recv(self._channel, MAX_REPLY_BYTES))
@@ -673,7 +673,7 @@ class Session:
 
 
 def _parse_reply(reply: bytes, cell: int) -> dict[str, Any]:
-    """A session's reply to this cell; empty if it is malformed, because the program can forge
+    """An interpreter's reply to this cell; empty if it is malformed, as the program can forge
     it."""
     try:
         parsed = json.loads(reply)

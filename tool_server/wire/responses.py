@@ -60,7 +60,7 @@ class _Command(TypedDict, total=False):
     cpu_time: float | None
 
 
-class _Session(TypedDict, total=False):
+class _SessionInfo(TypedDict, total=False):
     id: str
     new: bool
     ended_by_program: bool
@@ -74,7 +74,7 @@ class _Run(TypedDict, total=False):
     compile_result: _Command | None
     run_result: _Command | None
     files: dict[str, str] | None
-    session: _Session
+    session: _SessionInfo
 
 
 class _Document(TypedDict, total=False):

@@ -56,7 +56,7 @@ from agent_loop.training.verl_adapters.foreign_loop import (
     rollouts_of,
 )
 from agent_loop.training.verl_adapters.verl_tools import client_of_trajectory, through_client
-from agent_loop.turn_agent_loop import TurnAgentLoop, check_rows, judged_outputs
+from agent_loop.turn_agent_loop import TurnAgentLoop, check_sequences, judged_outputs
 from agent_loop.turns.codec import codec_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout, is_being_cancelled
@@ -200,7 +200,7 @@ class SessionRunner:
         if faults := faults_of_trajectory.get():
             raise faults[0]  # the loop caught it, and went on without the answer
         outputs = output if isinstance(output, list) else [output]
-        check_rows(type(loop), len(outputs), source)
+        check_sequences(type(loop), len(outputs), source)
         return rollouts_of(outputs, turns, codec, settings, source)
 
     def _make_loop(self, agent_name: str) -> Any:

@@ -20,7 +20,7 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route, local_route
 from agent_loop.calls.servers import Server
 from agent_loop.toolbox.functions import LocalTool, outcome_of
-from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.training.verl_adapters.engine_client import faults_of_trajectory
 from tool_server.wire.protocol import ToolCall, ToolResult, ToolUnavailable
 
@@ -63,7 +63,7 @@ def spec_of(tool: Any) -> ToolSpec:
     )
 
 
-class VerlSource:
+class VerlProvider:
     """Tools that verl loaded. An instance of a `BaseTool` is made and released for each call, as by
     verl's own loop.
 
@@ -104,7 +104,7 @@ class VerlSource:
     async def tools(self) -> list[Tool]:
         return self._tools
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
         return None
 
     async def close(self) -> None:

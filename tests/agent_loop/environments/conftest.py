@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.environments.source import EnvironmentSource
+from agent_loop.environments.provider import EnvironmentProvider
 from config.environments import EnvironmentEntry
 
 WORLDS = Path(__file__).parents[2] / "fakes" / "environments.py"
@@ -45,8 +45,8 @@ async def client() -> AsyncIterator[ToolClient]:
         yield client
 
 
-def source_for(client: ToolClient, where: str, url: str, **entry: Any) -> EnvironmentSource:
+def provider_for(client: ToolClient, where: str, url: str, **entry: Any) -> EnvironmentProvider:
     """The environment `Guess`; `where` is process, loop or http."""
     use = {"use": url} if where == "http" else {"use": f"{WORLDS}:Guess", "where": where}
     made = EnvironmentEntry(**use, **entry)
-    return client.resource(made.model_dump_json(), lambda: EnvironmentSource(made, client))
+    return client.resource(made.model_dump_json(), lambda: EnvironmentProvider(made, client))

@@ -13,7 +13,7 @@ from typing import Any
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.own_limits import limited
 from agent_loop.calls.routes import Limiter
-from agent_loop.toolbox.mcp_servers import McpSource
+from agent_loop.toolbox.mcp_servers import McpProvider
 from agent_loop.toolbox.spec import Tool, ToolSpec
 from agent_loop.toolbox.toolbox import offered
 from agent_loop.turns.turn_loop import Observation
@@ -28,7 +28,7 @@ LINES = f"{sys.executable} -S -I {mcp_lines.__file__}"
 
 @dataclass
 class Rig:
-    source: McpSource
+    provider: McpProvider
     client: ToolClient
     tools: dict[str, Tool]
 
@@ -65,29 +65,29 @@ async def no_pause(seconds: float) -> None:
 async def opened(
     folder: Path, mcp: str = LINES, *, limiter: Limiter | None = None, **settings: Any
 ) -> AsyncIterator[Rig]:
-    """The source of an entry, with its tools listed; `settings` are fields of the entry."""
+    """The provider of an entry, with its tools listed; `settings` are fields of the entry."""
     tools = ToolConfig(server_url="http://unused", timeout=settings.pop("call_s", 60.0))
     entry = ToolEntry(mcp=mcp, **settings)
     limits = partial(limited, tools=tools, mixed=mixed(folder))
     async with ToolClient(
         "http://unused", limiter=limiter, sleep=no_pause, timeout_s=tools.timeout, limits=limits
     ) as client:
-        source = McpSource(entry, client)
+        provider = McpProvider(entry, client)
         try:
-            found = offered(await source.tools(), entry.only)
-            yield Rig(source, client, {tool.spec.name: tool for tool in found})
+            found = offered(await provider.tools(), entry.only)
+            yield Rig(provider, client, {tool.spec.name: tool for tool in found})
         finally:
-            await source.close()
+            await provider.close()
 
 
 async def listed(entry: ToolEntry, start_s: float) -> list[ToolSpec]:
     """The tools of an entry, whose server is started and ended again."""
     async with ToolClient("http://unused", limiter=None) as client:
-        source = McpSource(entry, client, start_s)
+        provider = McpProvider(entry, client, start_s)
         try:
-            return [tool.spec for tool in offered(await source.tools(), entry.only)]
+            return [tool.spec for tool in offered(await provider.tools(), entry.only)]
         finally:
-            await source.close()
+            await provider.close()
 
 
 def runs(pid: int) -> bool:

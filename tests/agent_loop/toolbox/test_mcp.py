@@ -15,7 +15,7 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.toolbox import mcp_servers
 from agent_loop.toolbox.mcp_client import process
 from agent_loop.toolbox.mcp_client.messages import id_of_large
-from agent_loop.toolbox.mcp_servers import McpSource
+from agent_loop.toolbox.mcp_servers import McpProvider
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tests.agent_loop.toolbox.mcp_rig import (
@@ -115,7 +115,7 @@ async def test_a_server_gets_the_variables_that_the_entry_names_and_no_others(
 async def test_a_wrong_entry_is_refused_at_once(tmp_path, settings, message):
     async with ToolClient("http://unused", limiter=None) as client:
         with pytest.raises(ValueError, match=message):
-            McpSource(ToolEntry(**settings), client)
+            McpProvider(ToolEntry(**settings), client)
 
 
 async def test_calls_pass_the_limits_of_the_run_and_those_of_the_entry(tmp_path):
@@ -229,7 +229,7 @@ async def test_what_a_server_prints_does_no_harm_and_its_last_words_are_known(tm
     async with opened(tmp_path) as rig:
         assert await rig.text("print") == "printed"
         assert await rig.text("complain") == "complained"
-        transport = rig.source._connection._transport  # type: ignore[union-attr]
+        transport = rig.provider._connection._transport  # type: ignore[union-attr]
         assert len(transport._stderr) <= process.STDERR_BYTES  # type: ignore[union-attr]
         with pytest.raises(ToolUnavailable) as caught:
             await rig.ask("die", x=5)
@@ -289,7 +289,7 @@ async def test_a_server_that_hangs_is_cut_off_at_the_deadline_and_goes_on(tmp_pa
 async def test_after_failures_in_a_row_a_trial_gets_a_new_server(tmp_path):
     async with opened(tmp_path) as rig:
         pid = await rig.text("pid")
-        [server] = rig.source._route.servers.all
+        [server] = rig.provider._route.servers.all
         server.opened_at = -1e9  # as after many deadlines
         assert await rig.text("pid") != pid
         assert server.opened_at is None
@@ -327,10 +327,10 @@ async def test_messages_do_not_show_the_variables_that_a_server_prints(tmp_path,
 
 async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
     async with opened(tmp_path) as rig:
-        source = rig.source
-        await source.close()
+        provider = rig.provider
+        await provider.close()
         mark = tmp_path / "mark"
-        source._target = mcp_servers.target_of(ToolEntry(mcp=f"{LINES} --fails-once {mark}"))
+        provider._target = mcp_servers.target_of(ToolEntry(mcp=f"{LINES} --fails-once {mark}"))
         result = (await rig.ask("count", x=1)).result
         assert result is not None and (result.attempts, result.body["text"]) == (2, "1")
 
@@ -341,18 +341,18 @@ async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
 async def test_each_trajectory_has_its_server_which_ends_with_it(tmp_path):
     async with opened(tmp_path, per="trajectory", slots=2) as rig:
         assert not _children()  # that of the listing has ended
-        sessions = [rig.source.begin(rig.client, {}) for _ in range(2)]
+        states = [rig.provider.begin(rig.client, {}) for _ in range(2)]
         counts = []
-        for session in sessions:
-            assert session is not None
-            tools = {tool.spec.name: tool for tool in await session.start()}
+        for state in states:
+            assert state is not None
+            tools = {tool.spec.name: tool for tool in await state.start()}
             counts += [(await tools["count"].call(rig.client, {})).text for _ in range(2)]
         assert counts == ["1", "2", "1", "2"]
-        servers = rig.source.servers
+        servers = rig.provider.servers
         assert servers is not None and in_use(servers) == len(_children()) == 2
-        for session in sessions:
-            assert session is not None
-            await session.close()
+        for state in states:
+            assert state is not None
+            await state.close()
         assert in_use(servers) == len(_children()) == 0
 
 
@@ -361,14 +361,14 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
         began = asyncio.Event()
 
         async def trajectory() -> None:
-            session = rig.source.begin(rig.client, {})
-            assert session is not None
+            state = rig.provider.begin(rig.client, {})
+            assert state is not None
             try:
-                tools = {tool.spec.name: tool for tool in await session.start()}
+                tools = {tool.spec.name: tool for tool in await state.start()}
                 began.set()
                 await tools["hang"].call(rig.client, {})
             finally:
-                await session.close()
+                await state.close()
 
         task = asyncio.create_task(trajectory())
         await began.wait()
@@ -388,15 +388,15 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
 
 async def test_a_trajectory_whose_server_died_has_lost_its_state(tmp_path):
     async with opened(tmp_path, per="trajectory") as rig:
-        session = rig.source.begin(rig.client, {})
-        assert session is not None
-        tools = {tool.spec.name: tool for tool in await session.start()}
+        state = rig.provider.begin(rig.client, {})
+        assert state is not None
+        tools = {tool.spec.name: tool for tool in await state.start()}
         with pytest.raises(ToolUnavailable, match="ended during the call"):
             await tools["die"].call(rig.client, {"x": 4})
         with pytest.raises(ToolUnavailable, match=r"and the state of the trajectory.*code 4"):
             await tools["echo"].call(rig.client, {"x": "a"})
-        assert rig.source._route.servers.all[0].failures_in_a_row == 0
-        await session.close()
+        assert rig.provider._route.servers.all[0].failures_in_a_row == 0
+        await state.close()
 
 
 # --- no process is left ---------------------------------------------------------------------------
@@ -405,8 +405,8 @@ async def test_a_trajectory_whose_server_died_has_lost_its_state(tmp_path):
 def test_the_end_of_the_loop_ends_the_server(tmp_path):
     async def use() -> int:
         async with ToolClient("http://unused", limiter=None) as client:
-            source = McpSource(ToolEntry(mcp=LINES), client)
-            tools = {tool.spec.name: tool for tool in await source.tools()}
+            provider = McpProvider(ToolEntry(mcp=LINES), client)
+            tools = {tool.spec.name: tool for tool in await provider.tools()}
             return int((await tools["pid"].call(client, {})).text)
 
     pid = asyncio.run(use())

@@ -79,14 +79,14 @@ async def test_a_server_that_is_away_is_named_and_comes_back(tmp_path):
     with pytest.raises(ToolUnavailable, match=f"mcp server {url} did not start: no connection"):
         await listed(ToolEntry(mcp=url), 5.0)
     async with over_http(port=port):
-        source = opened(tmp_path, url)
-        rig = await source.__aenter__()
+        provider = opened(tmp_path, url)
+        rig = await provider.__aenter__()
         assert await rig.text("count", key="a") == "1"
     with pytest.raises(ToolUnavailable, match=r"4 attempts.*no connection"):
         await rig.ask("count", key="a")
     async with over_http(port=port):
         assert await rig.text("count", key="a") == "1"
-        await source.__aexit__(None, None, None)
+        await provider.__aexit__(None, None, None)
 
 
 # --- servers that break the rules -----------------------------------------------------------------
@@ -244,10 +244,10 @@ async def test_notifications_are_dropped_and_requests_refused(tmp_path):
 async def test_a_bad_answer_is_a_fault_of_its_call_alone(tmp_path, answer, message):
     before = resident_mb()
     async with answering(answer) as url, opened(tmp_path, url) as rig:
-        connection = rig.source._connection
+        connection = rig.provider._connection
         with pytest.raises(ToolUnavailable, match=message):
             await rig.ask("t")
-        assert rig.source._connection is connection and connection is not None
+        assert rig.provider._connection is connection and connection is not None
         assert not connection.is_over
     assert resident_mb() - before < 60
 

@@ -19,7 +19,7 @@ from agent_loop.calls.own_limits import limited, own_state_path
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.toolbox.toolbox import CLOSE_S, OpenedSource, TrajectoryTools
+from agent_loop.toolbox.toolbox import CLOSE_S, OpenedProvider, TrajectoryTools
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import ToolEntry, as_entry
@@ -182,7 +182,7 @@ async def test_what_a_function_raises_is_a_fault_of_the_tool(where: Any, how: st
 async def test_a_process_is_ended_at_the_deadline_and_the_next_call_is_answered():
     async with box(entry("hangs", where="process", slots=1)) as tools:
         first = await tools.call("hangs", seconds=0)  # the process starts, which takes seconds
-        (tool,) = await tools.toolbox._opened[0].source.tools()
+        (tool,) = await tools.toolbox._opened[0].provider.tools()
         hurried = replace(tool, route=tool.route.limited(timeout_s=2.0))
         with pytest.raises(
             ToolTimeout, match=r"orders\.py:hangs for tool='hangs' within timeout=2"
@@ -350,8 +350,8 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
             ended.append(self._name)
 
     async def trajectory() -> None:
-        sessions: Any = [(OpenedSource(source=Slow(n)), Slow(n)) for n in "abc"]  # type: ignore[arg-type]
-        async with TrajectoryTools({}, ToolClient("http://x", limiter=None), sessions):
+        states: Any = [(OpenedProvider(provider=Slow(n)), Slow(n)) for n in "abc"]  # type: ignore[arg-type]
+        async with TrajectoryTools({}, ToolClient("http://x", limiter=None), states):
             pass
 
     task = asyncio.ensure_future(trajectory())

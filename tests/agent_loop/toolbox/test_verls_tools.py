@@ -18,13 +18,13 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.native_agent_loop import NativeAgentLoop
-from agent_loop.toolbox.toolbox import OpenedSource, Toolbox
+from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox
 from agent_loop.training.verl_adapters import loop_worker
 from agent_loop.training.verl_adapters import verl_tools as verls
 from agent_loop.training.verl_adapters.engine_client import faults_of_trajectory
 from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
 from agent_loop.training.verl_adapters.verl_tools import (
-    VerlSource,
+    VerlProvider,
     client_of_trajectory,
     through_client,
     tools_of_file,
@@ -124,8 +124,8 @@ async def called(*tools: Any, counting: Counting | None = None) -> AsyncIterator
     """A function that calls a tool of verl's in a trajectory of the source `shop`."""
     url = "http://127.0.0.1:1"
     async with ToolClient(url, limiter=counting, slots=counting, timeout_s=20.0) as client:
-        source = VerlSource(list(tools), "tools.yaml", lambda route: route, 20.0, client.clock)
-        toolbox = Toolbox([OpenedSource(source=source)])
+        provider = VerlProvider(list(tools), "tools.yaml", lambda route: route, 20.0, client.clock)
+        toolbox = Toolbox([OpenedProvider(provider=provider)])
         await toolbox.open()
         async with toolbox.begin(client.for_source("shop"), {}) as mine:
             yield lambda name, **arguments: mine.call(name, arguments)

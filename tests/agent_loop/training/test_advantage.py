@@ -18,7 +18,7 @@ from agent_loop.training.advantage import (
     compute_state_masked_grpo_advantage,
     compute_state_masked_remax_advantage,
     greedy_baselines,
-    sessions_of_rows,
+    sessions_of_sequences,
 )
 
 
@@ -208,11 +208,11 @@ def test_a_session_is_judged_once_and_its_advantage_is_on_the_tokens_of_all_its_
     rewards, sessions = [1.0, 1.0, 0.0, 0.25], np.array([0, 0, 1, 2])
     scores, mask, index = batch(rewards, [True] * 4, ["g"] * 4)
     mask[1, 0] = 0  # sent again from the first row of its session
-    token = sessions_of_rows.set((STATE_MASKED_GRPO, sessions))
+    token = sessions_of_sequences.set((STATE_MASKED_GRPO, sessions))
     try:
         advantages, returns = compute_per_session_advantage(scores, mask, index, config=config)
     finally:
-        sessions_of_rows.reset(token)
+        sessions_of_sequences.reset(token)
     of_sessions, _ = compute_state_masked_grpo_advantage(
         scores[[0, 2, 3]], mask[[0, 2, 3]], index[[0, 2, 3]], config=config
     )

@@ -11,7 +11,7 @@ from agent_loop import loop_settings, turn_agent_loop
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.turn_agent_loop import TurnAgentLoop
-from agent_loop.turns.observation_style import InlineStyle, Shown
+from agent_loop.turns.observation_style import InlineStyle, RenderedResults
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
@@ -168,7 +168,7 @@ def test_what_an_action_raises_is_the_loop_s_error_and_no_deadline(turn, error):
 
 
 class BrokenStyle:
-    async def show(self, *args: Any) -> Shown | None:
+    async def show(self, *args: Any) -> RenderedResults | None:
         raise ValueError("broken")
 
 

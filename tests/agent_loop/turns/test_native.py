@@ -17,7 +17,7 @@ from agent_loop.turns.codec import HFCodec, codec_of
 from agent_loop.turns.native import NativeDialogue, opens_thought
 from agent_loop.turns.tags import Action, Tags, stop_token_ids
 from agent_loop.turns.template_format import formats_of
-from agent_loop.turns.tool_messages import Called, CannotContinue, ToolMessages
+from agent_loop.turns.tool_messages import CallId, CannotContinue, ToolMessages
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.call_messages import MARKERS
@@ -396,7 +396,7 @@ def test_a_name_that_a_model_makes_up_brings_no_control_token_into_the_glue():
 def test_the_glue_is_found_once_for_each_combination_of_names_and_ids():
     rendered: list[int] = []
     messages = broken(lambda m, text: rendered.append(len(m)) or text)
-    glue = messages.glue([Called("a", "1"), Called("b", "2")])
+    glue = messages.glue([CallId("a", "1"), CallId("b", "2")])
     count = len(rendered)
-    assert messages.glue([Called("a", "1"), Called("b", "2")]) is glue
+    assert messages.glue([CallId("a", "1"), CallId("b", "2")]) is glue
     assert len(rendered) == count and len(glue.pieces) == 3

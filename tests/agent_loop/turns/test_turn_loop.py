@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.records.mask_audit import mask_problems
-from agent_loop.turns.observation_style import InlineStyle, Shown
+from agent_loop.turns.observation_style import InlineStyle, RenderedResults
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
@@ -143,8 +143,8 @@ async def test_tokens_that_a_chat_template_replaces_leave_the_turn_and_the_gradi
     class Replacing:
         async def show(
             self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-        ) -> Shown:
-            return Shown(token_ids=codec.encode(">[c]"), text=">[c]", drop=1)
+        ) -> RenderedResults:
+            return RenderedResults(token_ids=codec.encode(">[c]"), text=">[c]", drop=1)
 
     codec = CharTokenizer()
     rollout = await run_turns(

@@ -1,4 +1,4 @@
-"""What tests of environments of other projects need: an open source, and programs that serve."""
+"""What tests of environments of other projects need: an open provider, and programs that serve."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.environments.source import EnvironmentSource, Episode
+from agent_loop.environments.provider import EnvironmentProvider, Episode
 from config.environments import EnvironmentEntry
 
 HUBS = Path(__file__).parent
@@ -32,26 +32,26 @@ def row(seed: int) -> dict[str, Any]:
 
 
 class Opened:
-    """An open source."""
+    """An open provider."""
 
-    def __init__(self, source: EnvironmentSource, client: ToolClient) -> None:
-        self.source, self._client = source, client
+    def __init__(self, provider: EnvironmentProvider, client: ToolClient) -> None:
+        self.provider, self._client = provider, client
 
     async def begin(self, seed: int) -> Episode:
-        return await self.source.begin(self._client, row(seed))
+        return await self.provider.begin(self._client, row(seed))
 
 
 @asynccontextmanager
 async def opened(**entry: Any) -> AsyncIterator[Opened]:
-    """The source of an entry. At the end, no process that it started is left."""
+    """The provider of an entry. At the end, no process that it started is left."""
     before = set(psutil.Process().children(recursive=True))
     given = EnvironmentEntry.model_validate({"timeout": START_S, **entry})
     async with ToolClient("http://unused", limiter=None) as client:
-        source = EnvironmentSource(given, client)
+        provider = EnvironmentProvider(given, client)
         try:
-            yield Opened(source, client)
+            yield Opened(provider, client)
         finally:
-            await source.close()
+            await provider.close()
     for _ in range(100):
         left = [
             each

@@ -141,7 +141,7 @@ def test_a_resumed_plan_follows_the_decisions_that_were_made(
 
 @pytest.mark.parametrize("counts", [(5, 4), (11, -1), (0, 0)])
 def test_a_window_has_all_its_prompts(counts: tuple[int, int]):
-    windows = Windows((5, 5), steps=2, turns_per_step=5)
+    windows = Windows((5, 5), steps=2, prompts_per_step=5)
     with pytest.raises(ValueError, match="sum to 10"):
         windows.append(counts)
 

@@ -326,8 +326,8 @@ class Judge:
         if language in ("python", "cell"):
             code = python(code, self._host.told(self._sandbox))
         if language == "cell":
-            async with self._sandbox.session(limits) as session:
-                return (await session.run_cell(code)).result
+            async with self._sandbox.interpreter(limits) as interpreter:
+                return (await interpreter.run_cell(code)).result
         program = Program(
             code=code,
             language=language,

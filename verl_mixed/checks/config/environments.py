@@ -116,9 +116,9 @@ class _Trial:
 
 @lru_cache(64)
 def _begun(trial: _Trial) -> Start | str:
-    from agent_loop.environments.trial import begun
+    from agent_loop.environments.trial import try_environment
 
     try:
-        return asyncio.run(begun(trial.entry, trial.row, trial.tools))
+        return asyncio.run(try_environment(trial.entry, trial.row, trial.tools))
     except (ValueError, ToolError) as error:
         return str(error)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra.utils import get_class
 
-from agent_loop.training.session_rules import faults_of_rows
+from agent_loop.training.session_rules import faults_of_sequences
 from config.gateway import GATEWAY_LOOP
 from verl_mixed.checks.config.tools import agents_of
 from verl_mixed.run.sections import entry_of
@@ -27,7 +27,7 @@ def session_row_problems(config: Mapping[str, Any], *, data: bool = True) -> lis
     if not found:
         return []
     why = f"a session of these sources may be several rows: {', '.join(found)}"
-    faults = faults_of_rows(config)
+    faults = faults_of_sequences(config)
     return [f"{setting}: {rule}, and {why}; {remedy}" for setting, rule, remedy in faults]
 
 

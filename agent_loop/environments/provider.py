@@ -40,7 +40,7 @@ CLOSE_S = 10.0
 _ADVICE = "raise `timeout` of the environment, or look for what it waits"
 
 
-class EnvironmentSource:
+class EnvironmentProvider:
     """The environment of an entry, shared by the trajectories of an event loop.
 
     Args:
@@ -142,9 +142,9 @@ class Episode:
     """One session of an environment."""
 
     def __init__(
-        self, source: EnvironmentSource, client: ToolClient, session: str, start: Start
+        self, provider: EnvironmentProvider, client: ToolClient, session: str, start: Start
     ) -> None:
-        self._source, self._client, self._session = source, client, session
+        self._provider, self._client, self._session = provider, client, session
         self.start = start
         self.rewards: list[float] = []
         """Of each step so far."""
@@ -156,8 +156,8 @@ class Episode:
         """Of the last step that had one."""
 
     async def step(self, action: Any) -> tuple[Step, ToolResult]:
-        """As `EnvironmentSource.step`."""
-        step, result = await self._source.step(self._client, self._session, action)
+        """As `EnvironmentProvider.step`."""
+        step, result = await self._provider.step(self._client, self._session, action)
         self.rewards.append(step.reward)
         self.is_over, self.info = step.done, step.info or self.info
         return step, result
@@ -165,12 +165,12 @@ class Episode:
     @property
     def reward(self) -> float:
         """The sum of the steps' rewards, or the last one; 0 without a step."""
-        if self._source.entry.reward == "last":
+        if self._provider.entry.reward == "last":
             return self.rewards[-1] if self.rewards else 0.0
         return sum(self.rewards)
 
     async def end(self) -> None:
-        await self._source.end(self._session)
+        await self._provider.end(self._session)
 
 
 def row_of(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.environments.instances import class_of
+from agent_loop.environments.provider import EnvironmentProvider
 from agent_loop.environments.serve import EnvironmentServer
-from agent_loop.environments.source import EnvironmentSource
 from config.compat import timeout
 from config.environments import EnvironmentEntry
-from tests.agent_loop.environments.conftest import ROW, WORLDS, source_for
+from tests.agent_loop.environments.conftest import ROW, WORLDS, provider_for
 from tests.fakes.environments import FAULTS, HARD_FAULTS
 from tool_server.wire.protocol import ToolError, ToolRejected, ToolTimeout, ToolUnavailable
 
@@ -37,7 +37,7 @@ def servers() -> list[psutil.Process]:
 async def test_an_episode_has_the_rewards_of_its_steps(
     where: str, client: ToolClient, guess_url: str
 ):
-    episode = await source_for(client, where, guess_url).begin(client, ROW)
+    episode = await provider_for(client, where, guess_url).begin(client, ROW)
     assert [message["role"] for message in episode.start.messages] == ["system", "user"]
     with pytest.raises(ToolRejected, match="write a number"):
         await episode.step("five")
@@ -49,8 +49,8 @@ async def test_an_episode_has_the_rewards_of_its_steps(
 
 
 async def test_the_last_reward_may_be_the_trajectorys(client: ToolClient):
-    source = source_for(client, "loop", "", reward="last")
-    episode = await source.begin(client, ROW)
+    provider = provider_for(client, "loop", "", reward="last")
+    episode = await provider.begin(client, ROW)
     assert episode.reward == 0.0
     for guess in ("2", "9"):
         await episode.step(guess)
@@ -67,22 +67,22 @@ async def test_an_environment_that_fails_is_a_fault(
     if mode in HARD_FAULTS and where == "loop":
         pytest.skip("an instance in the loop's process takes it along")
     timeout = 1.0 if mode == "hangs" else None
-    source = source_for(client, where, guess_url, options={"mode": mode}, timeout=timeout)
+    provider = provider_for(client, where, guess_url, options={"mode": mode}, timeout=timeout)
     with pytest.raises(ToolUnavailable) as caught:
-        episode = await source.begin(client, ROW)
+        episode = await provider.begin(client, ROW)
         await episode.step("5")
     words = {"no start": "reset returned []", "fails at once": "reset raised OSError: no board"}
     assert (FAULTS | HARD_FAULTS | words)[mode] in str(caught.value)
     assert caught.value.tool == ("environment" if where == "http" else "Guess")
     assert isinstance(caught.value, ToolTimeout) == (mode == "hangs")
-    fresh = await source_for(client, where, guess_url).begin(client, ROW)
+    fresh = await provider_for(client, where, guess_url).begin(client, ROW)
     assert (await fresh.step("5"))[0].done, "the other sessions live on"
     await fresh.end()
 
 
 async def test_what_an_environment_prints_goes_nowhere(client: ToolClient):
-    source = source_for(client, "process", "", options={"mode": "prints"})
-    episode = await source.begin(client, ROW)
+    provider = provider_for(client, "process", "", options={"mode": "prints"})
+    episode = await provider.begin(client, ROW)
     assert (await episode.step("5"))[0].observation == "more"
 
 
@@ -90,8 +90,8 @@ async def test_what_an_environment_prints_goes_nowhere(client: ToolClient):
 async def test_no_process_of_an_episode_is_left(client: ToolClient):
     async with ToolClient("http://127.0.0.1:1", limiter=None, timeout_s=4) as own:
         before = {each.pid for each in servers()}
-        source = source_for(own, "process", "", options={"mode": "hangs"})
-        episodes = [await source.begin(own, ROW) for _ in range(3)]
+        provider = provider_for(own, "process", "", options={"mode": "hangs"})
+        episodes = [await provider.begin(own, ROW) for _ in range(3)]
         assert len({each.pid for each in servers()} - before) == 4
         with pytest.raises(ToolTimeout):
             await episodes[0].step("5")
@@ -102,8 +102,8 @@ async def test_no_process_of_an_episode_is_left(client: ToolClient):
 
 async def test_a_server_that_was_killed_starts_again_and_its_episodes_are_lost(client: ToolClient):
     before = {each.pid for each in servers()}
-    source = source_for(client, "process", "")
-    lost = await source.begin(client, ROW)
+    provider = provider_for(client, "process", "")
+    lost = await provider.begin(client, ROW)
     for process in servers():
         if process.pid not in before:
             process.kill()
@@ -112,7 +112,7 @@ async def test_a_server_that_was_killed_starts_again_and_its_episodes_are_lost(c
     assert isinstance(caught.value, ToolUnavailable)
     await lost.end()
     await _until(lambda: {each.pid for each in servers()} <= before)
-    assert (await (await source.begin(client, ROW)).step("5"))[0].done
+    assert (await (await provider.begin(client, ROW)).step("5"))[0].done
 
 
 async def _until(holds: Any) -> None:
@@ -130,13 +130,13 @@ async def test_all_episodes_of_a_row_meet_one_random_state(client: ToolClient, t
         "    def step(self, action): return str(random.random()), 0.0, False\n"
     )
 
-    source = EnvironmentSource(EnvironmentEntry(use=f"{path}:Dice"), client)
+    provider = EnvironmentProvider(EnvironmentEntry(use=f"{path}:Dice"), client)
     said = []
     for row_id in ("a", "a", "b"):
         row = {**ROW, "extra_info": {**ROW["extra_info"], "row_id": row_id}}
-        episode = await source.begin(client, row)
+        episode = await provider.begin(client, row)
         said.append((episode.start.messages[0]["content"], (await episode.step(""))[0].observation))
-    await source.close()
+    await provider.close()
     assert said[0] == said[1] != said[2] and len(set(said[0])) == 2
 
 
@@ -160,9 +160,9 @@ def test_a_class_that_is_none_is_named(name: str, words: str, tmp_path: Any):
 
 async def test_options_that_a_class_does_not_take_are_named(client: ToolClient):
     for where in ("process", "loop"):
-        source = source_for(client, where, "", options={"hight": 3})
+        provider = provider_for(client, where, "", options={"hight": 3})
         with pytest.raises((ToolUnavailable, ValueError), match=r"does not take options=.*hight"):
-            await source.begin(client, ROW)
+            await provider.begin(client, ROW)
 
 
 async def test_a_server_that_cannot_start_says_why(client: ToolClient, monkeypatch: Any):
@@ -171,14 +171,14 @@ async def test_a_server_that_cannot_start_says_why(client: ToolClient, monkeypat
         ({"use": f"{WORLDS}:NoStep"}, "the class has no step"),
         ({"use": f"{WORLDS}:Guess", "python": "/no/python"}, "cannot be started"),
     ):
-        source = EnvironmentSource(EnvironmentEntry.model_validate(given), client)
+        provider = EnvironmentProvider(EnvironmentEntry.model_validate(given), client)
         with pytest.raises(ToolUnavailable, match=words):
-            await source.begin(client, ROW)
+            await provider.begin(client, ROW)
     monkeypatch.delenv("NOT_SET", raising=False)
     assert "NOT_SET" not in os.environ
     entry = EnvironmentEntry(use=f"{WORLDS}:Guess", env=["NOT_SET"])
     with pytest.raises(ValueError, match="NOT_SET"):
-        await EnvironmentSource(entry, client).begin(client, ROW)
+        await EnvironmentProvider(entry, client).begin(client, ROW)
 
 
 @pytest.mark.slow
@@ -193,42 +193,42 @@ async def test_the_start_of_a_server_is_not_in_the_time_of_a_reset(
         "    def reset(self, row): return 'go'\n"
         "    def step(self, action): return 'over', 1.0, True\n"
     )
-    source = EnvironmentSource(EnvironmentEntry(use=f"{path}:Slow", timeout=3.0), client)
-    episode = await source.begin(client, ROW)
+    provider = EnvironmentProvider(EnvironmentEntry(use=f"{path}:Slow", timeout=3.0), client)
+    episode = await provider.begin(client, ROW)
     assert (await episode.step("x"))[0].done
-    await source.close()
+    await provider.close()
 
 
 async def test_a_killed_server_leaves_no_program_and_no_loop_error(client: ToolClient):
     before = {each.pid for each in servers()}
-    source = EnvironmentSource(EnvironmentEntry(use=f"{WORLDS}:Parent"), client)
-    first, second = [await source.begin(client, ROW) for _ in range(2)]
+    provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Parent"), client)
+    first, second = [await provider.begin(client, ROW) for _ in range(2)]
     child = psutil.Process(int(first.start.messages[0]["content"]))
     for process in servers():
         if process.pid not in before:
             process.kill()
-    again = asyncio.ensure_future(source.begin(client, ROW))
+    again = asyncio.ensure_future(provider.begin(client, ROW))
     for _ in range(50):  # before, during and after the start of the next server
         with pytest.raises(ToolUnavailable):
             await second.step("x")
         await asyncio.sleep(0)
     await again
     await _until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    await source.close()
+    await provider.close()
 
 
 async def test_a_reset_at_a_server_that_dies_is_tried_at_the_next(client: ToolClient):
     before = {each.pid for each in servers()}
-    source = EnvironmentSource(EnvironmentEntry(use=f"{WORLDS}:Guess"), client)
-    await source.begin(client, ROW)
+    provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Guess"), client)
+    await provider.begin(client, ROW)
     [server] = [each for each in servers() if each.pid not in before and each.ppid() == os.getpid()]
     server.suspend()  # the kernel takes requests for it
-    again = asyncio.ensure_future(source.begin(client, ROW))
+    again = asyncio.ensure_future(provider.begin(client, ROW))
     for _ in range(100):  # the request is sent
         await asyncio.sleep(0)
     server.kill()
     await again
-    await source.close()
+    await provider.close()
 
 
 async def test_no_more_sessions_than_allowed_start_at_once():

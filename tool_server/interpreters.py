@@ -6,7 +6,7 @@ from collections import OrderedDict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from tool_server.sandbox import CellResult, Limits, Sandbox, Session
+from tool_server.sandbox import CellResult, Interpreter, Limits, Sandbox
 
 SPARED_S = 300.0
 """A session that was used in this time is not ended for a new one. Longer than a model takes to
@@ -14,11 +14,11 @@ write its next cell; shorter than `session_idle_s`, so that the sessions of clie
 do not keep new ones out for long."""
 
 
-class SessionGone(RuntimeError):
+class InterpreterGone(RuntimeError):
     """The caller's interpreter exists no more, and nothing was run in its place."""
 
 
-class SessionsFull(RuntimeError):
+class InterpretersFull(RuntimeError):
     """No session can be started now; nothing was run."""
 
 
@@ -27,15 +27,15 @@ class _Entry:
     exit_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Closing it ends the session."""
 
-    session: Session | None = None
+    interpreter: Interpreter | None = None
     """None until the first cell has started it."""
 
     used_at: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Sessions:
-    """Sessions of one sandbox.
+class Interpreters:
+    """The named interpreters of one sandbox; a caller knows each as its session.
 
     A session that is unused for `idle_s` is ended. If there are `max_sessions`, a new one ends the
     one that is unused for the longest time, provided that this time is over `spared_s`. Otherwise
@@ -76,8 +76,8 @@ class Sessions:
             because a cell ended the one before.
 
         Raises:
-            SessionGone: `began`, and the session does not exist; or it was ended in the meantime.
-            SessionsFull: there are `max_sessions`.
+            InterpreterGone: `began`, and the session does not exist; or it was ended meanwhile.
+            InterpretersFull: there are `max_sessions`.
             NotSupported: a path leads out of the session's folder.
             SandboxUnavailable: the sandbox failed; the session is gone.
         """
@@ -92,20 +92,20 @@ class Sessions:
             try:
                 if evicted is not None:
                     await asyncio.shield(evicted.aclose())
-                before = entry.session
+                before = entry.interpreter
                 if before is None or not before.is_alive:
                     if began and before is None:
                         raise _gone(name)
                     await entry.exit_stack.aclose()
-                    entry.session = await entry.exit_stack.enter_async_context(
-                        self._sandbox.session(limits, files)
+                    entry.interpreter = await entry.exit_stack.enter_async_context(
+                        self._sandbox.interpreter(limits, files)
                     )
                 if self._entries.get(name) is not entry:  # it was ended in the meantime
                     raise _gone(name)
-                assert entry.session is not None
-                is_new = entry.session is not before
+                assert entry.interpreter is not None
+                is_new = entry.interpreter is not before
                 about = {"new": is_new, "ended_by_program": is_new and before is not None}
-                return await entry.session.run_cell(code, stdin, limits.wall_s), about
+                return await entry.interpreter.run_cell(code, stdin, limits.wall_s), about
             except BaseException:  # the session's state is unknown
                 await self._end(name, entry)
                 raise
@@ -138,7 +138,7 @@ class Sessions:
             if entry.used_at <= used_before and not entry.lock.locked():
                 del self._entries[oldest]
                 return entry.exit_stack
-        raise SessionsFull(
+        raise InterpretersFull(
             f"cannot start session={name!r}: each of max_sessions={self._max_sessions} was used in "
             f"the last {self._spared_s:g} s; raise max_sessions, or call again"
         )
@@ -149,5 +149,5 @@ class Sessions:
         await asyncio.shield(entry.exit_stack.aclose())
 
 
-def _gone(name: str) -> SessionGone:
-    return SessionGone(f"session={name!r} does not exist any more, and its state is lost")
+def _gone(name: str) -> InterpreterGone:
+    return InterpreterGone(f"session={name!r} does not exist any more, and its state is lost")
