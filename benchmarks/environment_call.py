@@ -83,7 +83,9 @@ async def bare_http(_: Path, url: str) -> AsyncIterator[Begin]:
 
 @asynccontextmanager
 async def bare_openenv(_: Path, url: str) -> AsyncIterator[Begin]:
-    from agent_loop.environments.openenv_client import _GenericEnvClient as Client
+    from agent_loop.environments.openenv_client import client_class
+
+    Client = client_class()
 
     clients: list[Any] = []
 

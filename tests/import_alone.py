@@ -26,11 +26,8 @@ PACKAGES = (
 EXEMPT = (
     "tool_server.sandbox.inside",
     "cpu_engine.vllm_cpu",
-    "agent_loop.environments.openenv_client",
-    "agent_loop.environments.textarena_game",
-    "agent_loop.environments.verifiers_",
 )
-"""Beginnings of names: the first runs in the sandbox only, others need extras."""
+"""Beginnings of names: the first runs in the sandbox only, vLLM the second."""
 
 HEAVY = ("verl.trainer.main_ppo", "verl.trainer.ppo.v1", "verl.workers.engine_workers")
 """Modules of verl whose imports of other packages are taken over by the first process."""

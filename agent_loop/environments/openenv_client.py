@@ -18,6 +18,7 @@ import json
 import re
 import sys
 from collections.abc import Awaitable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from agent_loop.calls.routes import RequestFailed
@@ -41,7 +42,7 @@ _accepted: set[tuple[str, str]] = set()
 """Addresses and templates of which the server took an action in this process."""
 
 
-def _client_class() -> Any:
+def client_class() -> Any:
     """OpenEnv's `GenericEnvClient`, without the packages of its server.
 
     `openenv/core/__init__.py` imports the server, with fastmcp and gradio; fastmcp needs another
@@ -60,22 +61,28 @@ def _client_class() -> Any:
         del sys.modules[name]
 
 
-try:
-    _GenericEnvClient = _client_class()
-except ImportError as error:
-    raise ImportError(
-        f"use: openenv needs OpenEnv's client ({error}); install it with `pip install 'websockets"
-        ">=15.0.1' && pip install --no-deps openenv==0.10.0`"
-    ) from error
+@cache
+def _one_connection() -> Any:
+    """A class of clients that never connect again by themselves: that would be another session, and
+    its steps those of an environment that was never reset.
 
+    Raises:
+        ValueError: OpenEnv's client is not installed.
+    """
+    try:
+        generic = client_class()
+    except ImportError as error:
+        raise ValueError(
+            f"use: openenv needs OpenEnv's client ({error}); install it with `pip install "
+            "'websockets>=15.0.1' && pip install --no-deps openenv==0.10.0`"
+        ) from error
 
-class _OneConnection(_GenericEnvClient):
-    """A client that never connects again by itself: that would be another session, and its steps
-    those of an environment that was never reset."""
+    class OneConnection(generic):
+        async def _ensure_connected(self) -> None:
+            if self._ws is None:
+                raise ConnectionError("the connection to the server is closed")
 
-    async def _ensure_connected(self) -> None:
-        if self._ws is None:
-            raise ConnectionError("the connection to the server is closed")
+    return OneConnection
 
 
 class OpenEnv:
@@ -114,7 +121,7 @@ class OpenEnv:
             )
         self._template = (url, json.dumps(action, sort_keys=True))
         self._action, self._observation, self._reset = action, observation, dict(reset or {})
-        self._client: Any = _OneConnection(
+        self._client: Any = _one_connection()(
             base_url=url,
             connect_timeout_s=FOREVER_S,
             message_timeout_s=FOREVER_S,

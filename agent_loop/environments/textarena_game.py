@@ -15,16 +15,6 @@ Source: textarena 0.7.4, envs/registration.py and core.py.
 from collections.abc import Mapping
 from typing import Any
 
-try:
-    import textarena as ta
-    from textarena.envs.registration import ENV_REGISTRY
-    from textarena.wrappers import ActionFormattingWrapper
-except ImportError as error:
-    raise ImportError(
-        f"use: textarena needs the package textarena ({error}); install the extra `textarena` of "
-        "this project"
-    ) from error
-
 from agent_loop.environments.episode import Step
 
 PLAYER = 0
@@ -39,6 +29,15 @@ class TextArenaGame:
     """
 
     def __init__(self, game: str, **settings: Any) -> None:
+        try:
+            import textarena as ta
+            from textarena.envs.registration import ENV_REGISTRY
+            from textarena.wrappers import ActionFormattingWrapper
+        except ImportError as error:
+            raise ValueError(
+                f"use: textarena needs the package textarena ({error}); install the extra "
+                "`textarena` of this project"
+            ) from error
         spec = ENV_REGISTRY.get(game)
         raw = ENV_REGISTRY.get(f"{game.removesuffix('-train')}-raw")
         if spec is None or raw is None:

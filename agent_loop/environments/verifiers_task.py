@@ -25,24 +25,6 @@ from typing import Any
 
 from agent_loop.environments.policy_endpoint import PolicyEndpoint
 
-try:
-    from verifiers.v1.clients import ModelContext
-    from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
-    from verifiers.v1.configs.client import EvalClientConfig
-    from verifiers.v1.utils.loaders import (
-        default_harness_id,
-        env_config_type,
-        load_environment,
-    )
-
-    from agent_loop.environments.verifiers_harness import register
-except ImportError as error:
-    raise ImportError(
-        f"use: verifiers needs verifiers 0.4 ({error}); make an environment of its own for it, as "
-        "`python3.11 -m venv /opt/verifiers && /opt/verifiers/bin/pip install verifiers==0.4.0 "
-        "aiohttp`, and set `python` of the environment"
-    ) from error
-
 KEY_VARIABLE = "MIXED_POLICY_API_KEY"
 """Environment variable of the session's process with the key of its endpoint."""
 
@@ -64,6 +46,14 @@ class VerifiersTask:
         config: Mapping[str, Any] | None = None,
         env: Mapping[str, Any] | None = None,
     ) -> None:
+        try:
+            import verifiers.v1.env  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                f"use: verifiers needs verifiers 0.4 ({error}); make an environment of its own for "
+                "it, as `python3.11 -m venv /opt/verifiers && /opt/verifiers/bin/pip install "
+                "verifiers==0.4.0 aiohttp`, and set `python` of the environment"
+            ) from error
         refuse(taskset, config or {})
         self._taskset = taskset
         self._config = env_config(taskset, config or {}, env or {})
@@ -73,6 +63,10 @@ class VerifiersTask:
 
     async def reset(self, row: Mapping[str, Any]) -> list[dict[str, str]]:
         """Begin the episode of the task whose number is the row's seed."""
+        from verifiers.v1.clients import ModelContext
+        from verifiers.v1.configs.client import EvalClientConfig
+        from verifiers.v1.utils.loaders import load_environment
+
         environment = load_environment(self._config)
         task = task_of(environment.taskset, self._taskset, int(row["extras"].get("seed", 0)))
         await self._endpoint.start()
@@ -107,7 +101,7 @@ class VerifiersTask:
         await self._endpoint.close()
 
 
-async def _play(environment: Any, task: Any, context: ModelContext) -> Any:
+async def _play(environment: Any, task: Any, context: Any) -> Any:
     async with environment.serving():
         [slot] = environment.slots(task)
         return await environment.run_slot(slot, context)
@@ -162,6 +156,11 @@ def env_config(taskset: str, config: Mapping[str, Any], env: Mapping[str, Any]) 
         ValueError: there is no such taskset, its settings are wrong, it has several agents without
             a model, it needs containers, or it has time limits of its own.
     """
+    from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
+    from verifiers.v1.utils.loaders import default_harness_id, env_config_type
+
+    from agent_loop.environments.verifiers_harness import register
+
     limited = {"env.timeout": env, **{f"env.{name}.timeout": role for name, role in env.items()}}
     if timed := [name for name, settings in limited.items() if _is_timed(settings)]:
         raise ValueError(

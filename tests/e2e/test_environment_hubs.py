@@ -102,9 +102,8 @@ async def test_an_episode_of_openenv_is_that_of_its_own_client(openenv: Path):
             await episode.step("ten")
         said += [(await episode.step(str(action)))[0].observation for action in actions[1:]]
         await episode.end()
-        from agent_loop.environments.openenv_client import _GenericEnvClient
 
-        async with _GenericEnvClient(base_url=url) as alone:
+        async with client_class()(base_url=url) as alone:
             await alone.reset(seed=seed)
             steps = [await alone.step({"number": action}) for action in actions]
     assert said == ["higher", "lower", "right"] == [each.observation["text"] for each in steps]

@@ -199,5 +199,16 @@ def test_messages_are_bounded(client: Any):
 def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch):
     _forget()
     monkeypatch.setitem(sys.modules, "openenv", None)  # type: ignore[arg-type]
-    with pytest.raises(ImportError, match="pip install --no-deps openenv"):
-        importlib.import_module("agent_loop.environments.openenv_client")
+    module = importlib.import_module("agent_loop.environments.openenv_client")
+    with pytest.raises(ValueError, match="pip install --no-deps openenv"):
+        module.OpenEnv(URL, "json")
+
+
+def test_other_environments_name_their_missing_package_when_they_are_made():
+    from agent_loop.environments.textarena_game import TextArenaGame
+    from agent_loop.environments.verifiers_task import VerifiersTask
+
+    with pytest.raises(ValueError, match="needs the package textarena"):
+        TextArenaGame("Mastermind-v0")
+    with pytest.raises(ValueError, match="needs verifiers 0.4"):
+        VerifiersTask("textarena")
