@@ -11,7 +11,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-PACKAGES = ("config", "rate_limit", "samplers", "agent_loop", "cluster", "verl_mixed")
+PACKAGES = (
+    "config",
+    "rate_limit",
+    "cpu_engine",
+    "samplers",
+    "tool_server",
+    "agent_loop",
+    "cluster",
+    "verl_mixed",
+)
+"""In the order of the layers, the lowest first."""
+
 BEGIN, END = "<!-- from docs/tree.py -->\n", "<!-- to here -->\n"
 
 
@@ -19,7 +30,7 @@ def first_sentence(module: Path) -> str:
     """What a module says that it is, in one line without the full stop."""
     words = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
     paragraph = " ".join(words.split("\n\n")[0].split())
-    return re.split(r"(?<=[^.]\.)\s", paragraph, maxsplit=1)[0].removesuffix(".")
+    return re.split(r"(?<=[^.]\.)(?<!\bet al\.)\s", paragraph, maxsplit=1)[0].removesuffix(".")
 
 
 def folder_lines(folder: Path) -> Iterator[str]:

@@ -51,6 +51,20 @@ def test_a_first_sentence_ends_at_its_full_stop(tmp_path) -> None:
     assert first_sentence(module) == "What `a.b` is, in verl 0.9.1"
 
 
+def test_a_first_sentence_goes_on_after_the_authors_of_a_source(tmp_path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""Rewards of a program (Li et al. 2023), in Python. Pure."""\n')
+    assert first_sentence(module) == "Rewards of a program (Li et al. 2023), in Python"
+
+
+def test_every_package_of_the_distribution_is_in_the_tree() -> None:
+    found = re.search(
+        r"^include = (\[[^]]*\])", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M
+    )
+    assert found is not None
+    assert {name.removesuffix(".*") for name in ast.literal_eval(found[1])} == set(PACKAGES)
+
+
 def test_a_page_without_its_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="marks"):
         with_tree(f"{END} before {BEGIN}")
