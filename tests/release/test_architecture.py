@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -18,6 +19,14 @@ def _imports_verl(text: str) -> bool:
     return False
 
 
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
 def test_the_tree_of_the_architecture_page_is_the_tree() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_tree(page), "write it anew: python -m docs.tree"
@@ -28,6 +37,19 @@ def test_every_module_says_in_one_sentence_what_it_is() -> None:
     assert len(modules) > 100
     silent = [path for path in modules if path.name != "__init__.py" and not first_sentence(path)]
     assert silent == []
+
+
+def test_every_docstring_of_a_value_follows_its_value() -> None:
+    wrong = []
+    for path in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for parent in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
+            wrong += [
+                f"{path.relative_to(ROOT)}:{after.lineno}"
+                for before, after in pairwise(parent.body)
+                if _is_text(after) and not isinstance(before, ast.Assign | ast.AnnAssign)
+            ]
+    assert wrong == []
 
 
 @pytest.mark.slow
