@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from config.text_table import text_table
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = (
@@ -39,8 +41,7 @@ def folder_lines(folder: Path) -> Iterator[str]:
     said = first_sentence(folder / "__init__.py")
     yield f"**`{folder.relative_to(ROOT).as_posix()}/`**{': ' if said else ''}{said}"
     yield from ["", "```"]
-    width = max(len(path.name) for path in modules)
-    yield from (f"{path.name:{width}}  {first_sentence(path)}".rstrip() for path in modules)
+    yield from text_table([[path.name, first_sentence(path)] for path in modules])
     yield from ["```", ""]
     for below in sorted(path.parent for path in folder.glob("*/__init__.py")):
         yield from folder_lines(below)
