@@ -8,6 +8,8 @@ import pytest
 
 from docs.tree import BEGIN, END, PACKAGES, PAGE, ROOT, first_sentence, with_tree
 
+ENGINE_CLIENT = "training/verl_adapters/engine_client.py"
+
 
 def _imports_verl(text: str) -> bool:
     for node in ast.walk(ast.parse(text)):
@@ -65,6 +67,22 @@ def test_every_file_that_imports_verl_is_named_where_verl_is_touched() -> None:
         if _imports_verl(path.read_text(encoding="utf-8"))
     }
     assert importing - named == set()
+
+
+@pytest.mark.parametrize("file", ["plugin.py", "training/queue_namespace.py", ENGINE_CLIENT])
+def test_every_object_of_verl_that_is_replaced_is_in_the_table(file: str) -> None:
+    section = PAGE.read_text(encoding="utf-8").split("## What is replaced at run time")[1]
+    section = section.split("\n## ")[0]
+    assigned = [
+        target
+        for node in ast.walk(ast.parse((ROOT / "agent_loop" / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
+    ]
+    names = {target.attr for target in assigned if ast.unparse(target.value) != "self"}
+    assert names
+    assert {name for name in names if name not in section} == set()
 
 
 def test_a_first_sentence_ends_at_its_full_stop(tmp_path) -> None:
