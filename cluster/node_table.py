@@ -12,18 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.inventory import session
+from config.text_table import text_table
 
 _COLUMNS = ["host", "role", "tmux", "ray", "CPU", "GPU", "object store", "version", "up"]
-
-
-def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart."""
-    table = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    )
 
 
 def duration(seconds: float) -> str:
@@ -87,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         if line.startswith("{")
     ]
     table, complete = rows(statuses, records)
-    print(render_table(_COLUMNS, table))
+    print("\n".join(text_table([_COLUMNS, *table])))
     listed = {session(index) for index in range(len(names))}
     for record in records:
         if record.get("node", "head") not in listed:

@@ -9,9 +9,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from config.text_table import text_table
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-PACKAGES = ("config", "rate_limit", "samplers", "agent_loop", "cluster", "verl_mixed")
+PACKAGES = (
+    "config",
+    "rate_limit",
+    "cpu_engine",
+    "samplers",
+    "tool_server",
+    "agent_loop",
+    "cluster",
+    "verl_mixed",
+)
+"""In the order of the layers, the lowest first."""
+
 BEGIN, END = "<!-- from docs/tree.py -->\n", "<!-- to here -->\n"
 
 
@@ -19,7 +32,7 @@ def first_sentence(module: Path) -> str:
     """What a module says that it is, in one line without the full stop."""
     words = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
     paragraph = " ".join(words.split("\n\n")[0].split())
-    return re.split(r"(?<=[^.]\.)\s", paragraph, maxsplit=1)[0].removesuffix(".")
+    return re.split(r"(?<=[^.]\.)(?<!\bet al\.)\s", paragraph, maxsplit=1)[0].removesuffix(".")
 
 
 def folder_lines(folder: Path) -> Iterator[str]:
@@ -28,8 +41,7 @@ def folder_lines(folder: Path) -> Iterator[str]:
     said = first_sentence(folder / "__init__.py")
     yield f"**`{folder.relative_to(ROOT).as_posix()}/`**{': ' if said else ''}{said}"
     yield from ["", "```"]
-    width = max(len(path.name) for path in modules)
-    yield from (f"{path.name:{width}}  {first_sentence(path)}".rstrip() for path in modules)
+    yield from text_table([[path.name, first_sentence(path)] for path in modules])
     yield from ["```", ""]
     for below in sorted(path.parent for path in folder.glob("*/__init__.py")):
         yield from folder_lines(below)

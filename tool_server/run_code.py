@@ -47,9 +47,6 @@ from tool_server.wire.responses import is_repeatable
 MIN_MEMORY_MB = 64
 """Smallest memory limit; the interpreter does not start with less."""
 
-"""Longest time limit of a request, in seconds."""
-
-
 MAX_SUBMIT_CHARS = 4 << 20
 """Characters of programs' outputs in an answer of `/submit`. Without this bound, a program that
 fills stdout and stderr in each of 200 tests made an answer of 2.4 GB, and the event loop stood

@@ -176,7 +176,15 @@ def estimate(prompts: Mapping[str, Sequence[float]], level: float = LEVEL) -> Es
 
 
 def wilson(share: float, count: float, level: float = LEVEL) -> Interval:
-    """Interval of a share of `count` independent observations, above 0.
+    """Interval of a mean of `count` independent values in [0, 1].
+
+    The interval is made for shares (values 0 and 1). For other values in [0, 1] it is too wide
+    rather than too narrow, because shares have the largest variance of all values with that mean.
+
+    Args:
+        share: the observed mean, 0 to 1.
+        count: above 0; need not be whole.
+        level: probability that the interval contains the true mean.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """

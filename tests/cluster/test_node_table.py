@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.node_table import duration, main, render_table, rows, used_of
+from cluster.node_table import duration, main, rows, used_of
 
 UP = {"session": "ours_alive", "uptime_s": "4000"}
 
@@ -48,10 +48,6 @@ def test_a_node_that_is_not_there_makes_it_incomplete(
 
     assert not complete
     assert table[1][2:4] == cells
-
-
-def test_columns_line_up() -> None:
-    assert render_table(["a", "b"], [["long", "x"], ["", "y"]]) == "a     b\nlong  x\n      y"
 
 
 def test_durations_and_shares_are_short() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.tree import PACKAGES
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed")
 FOR_A_CHECKOUT = (
     "cluster/README.md", "cluster/kuberay/", "cluster/lib/", "cluster/ray_job/",
     "cluster/skypilot/", "cluster/slurm/", "config/cluster/",

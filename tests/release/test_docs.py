@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from config.gateway import GatewayOptions
 from config.schema import TOOL_CONFIG
 from docs.settings import PAGE, SECTIONS, keys, page
+from docs.tree import PACKAGES
 from samplers.rows.sources import KINDS
 from verl_mixed.agentfly.keys import KEYS as AGENTFLY
 from verl_mixed.agentfly.keys import TOOL_NAMES
@@ -181,18 +182,8 @@ def test_every_option_that_stands_by_itself_is_one_of_some_command() -> None:
 @cache
 def code() -> str:
     """Everything that runs."""
-    folders = (
-        "agent_loop",
-        "benchmarks",
-        "cluster",
-        "config",
-        "rate_limit",
-        "requirements",
-        "verl_mixed",
-    )
-    paths = [
-        path for folder in (*folders, "samplers", "tests") for path in (ROOT / folder).rglob("*")
-    ]
+    folders = (*PACKAGES, "benchmarks", "requirements", "tests")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     paths += [ROOT / script for script in SCRIPTS]
     return "\n".join(
         path.read_text(encoding="utf-8")

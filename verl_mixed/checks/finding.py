@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from config.text_table import text_table
+
 Status = Literal["ok", "warning", "bad"]
 
 DEADLINE_S = 20.0
@@ -112,9 +114,11 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 def report(findings: Sequence[Finding], write: Callable[[str], object] = print) -> None:
     """Write a line for each finding, and the number of each status."""
-    widest = max((len(finding.check) for finding in findings), default=0)
-    for finding in findings:
-        remedy = f"; {finding.remedy}" if finding.remedy else ""
-        write(f"{finding.status:<7}  {finding.check:<{widest}}  {finding.words}{remedy}")
+    rows = [
+        [each.status, each.check, f"{each.words}; {each.remedy}" if each.remedy else each.words]
+        for each in findings
+    ]
+    for line in text_table(rows, least=(7, 0)):
+        write(line)
     counts = totals(findings)
     write(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['bad']} bad")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.inventory import EQUAL_ON_NODES, SPARE_PORTS
-from cluster.node_table import render_table
+from config.text_table import text_table
 from verl_mixed.checks.finding import Finding
 
 _GIB_KB = 1024 * 1024
@@ -381,7 +381,7 @@ def report(probes: Mapping[str, Probe], here: Probe) -> tuple[str, dict[str, boo
     for name, row in findings.items():
         cells = {found.check: _cell(found) for found in row}
         rows.append([name, *(cells.get(column, "") for column in columns)])
-    lines = [render_table(["host", *columns], rows)]
+    lines = text_table([["host", *columns], *rows])
     for name, row in findings.items():
         lines += [
             f"{found.status}: {name}: {found.check}: {found.words}; {found.remedy}"

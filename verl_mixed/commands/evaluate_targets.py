@@ -38,6 +38,7 @@ from verl_mixed.run.checkpoints import lora_facts
 from verl_mixed.run.compose import SHIPPED_EPOCHS, load_config, nearest_key
 from verl_mixed.run.evaluations import PROFILE, evaluations_of
 from verl_mixed.run.name import name_problems
+from verl_mixed.run.opener import opener
 from verl_mixed.run.override import quoted, readable
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, absolute_if_local
 from verl_mixed.run.state import RunFolder
@@ -331,13 +332,6 @@ def _refuse_missing_rows(target: Target, split: str) -> None:
         )
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Makes an error of a redirect, because urllib would send the key to the other host too."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
 def _model_of_server(url: str, model: str | None, environ: Mapping[str, str]) -> str:
     """The model's name at a server, which must answer.
 
@@ -351,7 +345,7 @@ def _model_of_server(url: str, model: str | None, environ: Mapping[str, str]) ->
         headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(f"{url}/models", headers=headers)
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=PROBE_S) as answer:
+        with opener(use_proxy=True).open(request, timeout=PROBE_S) as answer:
             names = [str(each["id"]) for each in json.loads(answer.read(1 << 20))["data"]]
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):

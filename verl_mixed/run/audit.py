@@ -11,6 +11,7 @@ from agent_loop.records.mask_audit import MaskReport, audit_masks
 from agent_loop.records.run_folder import read_metrics
 from config.lookup import at, files_at
 from config.schema import MixedConfig, load_section
+from config.text_table import text_table
 from samplers.adaptive.curriculum import ChosenRows
 from samplers.adaptive.profiles import choices_for, row_ids_of
 from samplers.audit import AuditReport, audit
@@ -148,10 +149,9 @@ def describe(report: RunAudit) -> list[str]:
 def _table(mixture: AuditReport) -> list[str]:
     """A line per source: prompts that were due, and prompts by outcome."""
     heads = ("due", *get_args(Outcome)[:-1], "open")
-    lines = ["  " + f"{'source':<12}" + "".join(f"{head:>10}" for head in heads)]
+    rows = [["source", *heads]]
     for name, account in mixture.sources.items():
         unfinished = account.outcomes.get("unfinished", 0) + account.under_way
         counts = [account.outcomes.get(outcome, 0) for outcome in get_args(Outcome)[:-1]]
-        cells = [f"{account.due:.1f}", *map(str, counts), str(unfinished)]
-        lines.append("  " + f"{name:<12}" + "".join(f"{cell:>10}" for cell in cells))
-    return lines
+        rows.append([name, f"{account.due:.1f}", *map(str, counts), str(unfinished)])
+    return [f"  {line}" for line in text_table(rows, numbers=True, least=(12, 8))]

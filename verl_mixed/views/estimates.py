@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.intervals import Z95, half_width95
+from agent_loop.records.intervals import half_width95
 from agent_loop.records.paired import Difference, difference, paired_means
-from agent_loop.records.statistics import LEVEL, results_of
+from agent_loop.records.statistics import LEVEL, Interval, results_of, wilson
 from agent_loop.records.student import normal_quantile
 from verl_mixed.views.progress import Line, series, sources_of
 from verl_mixed.views.summary import AVERAGE_OVER, Points, first_and_last, trained, windows
@@ -21,33 +21,12 @@ from verl_mixed.views.summary import AVERAGE_OVER, Points, first_and_last, train
 LEAST_STEPS = 3
 """Steps that a mean needs for an interval from the differences between its steps."""
 
-Interval = tuple[float, float]
-"""(low, high)"""
-
 Measure = Literal["validation reward", "validation pass rate", "training reward"]
 
 Validated = Mapping[int, Sequence[Record]]
 """Step -> records of its validation."""
 
 NO_RECORDS: Validated = MappingProxyType({})
-
-
-def wilson(share: float, count: float) -> Interval:
-    """95 % interval of a mean of `count` values in [0, 1].
-
-    The interval is made for shares (values 0 and 1). For other values in [0, 1] it is too wide
-    rather than too narrow, because shares have the largest variance of all values with that mean.
-
-    Args:
-        share: the observed mean, 0 to 1.
-        count: above 0.
-
-    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    """
-    scale = 1 + Z95**2 / count
-    middle = (share + Z95**2 / (2 * count)) / scale
-    half = Z95 / scale * sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))
-    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from agent_loop.records.paired import (
     paired_means,
     sign_flip_p,
 )
-from agent_loop.records.statistics import estimate, pass_at_k, results_of
+from agent_loop.records.statistics import estimate, pass_at_k, results_of, wilson
 from agent_loop.records.student import student_quantile
 from tests.fakes.records import of_policy, record
 
@@ -38,6 +38,25 @@ def test_quantiles_are_those_of_the_tables():
     found = [student_quantile(0.95, freedom) for freedom in (1, 2, 5, 30)]
     assert found == pytest.approx([12.706, 4.303, 2.571, 2.042], abs=1e-3)
     assert student_quantile(1 - 0.05 / 3, 10) == pytest.approx(2.8701, abs=1e-3)
+
+
+def test_wilson_gives_the_published_intervals() -> None:
+    # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I
+    for solved, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)):
+        assert wilson(solved / count, count) == pytest.approx((low, high), abs=5e-5)
+    for solved, count, low, high in ((0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
+        assert wilson(solved / count, count) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(share=st.floats(0, 1), count=st.integers(1, 10_000))
+def test_wilson_holds_the_mean_stays_in_its_range_and_narrows_with_the_count(
+    share: float, count: int
+) -> None:
+    low, high = wilson(share, count)
+    low_4, high_4 = wilson(share, 4 * count)
+
+    assert 0 <= low <= share <= high <= 1
+    assert high_4 - low_4 <= high - low
 
 
 def test_samples_of_one_prompt_count_as_one_observation():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent_loop.records.evaluation_records import Record
 from agent_loop.records.source_metrics import validation_metrics
+from agent_loop.records.statistics import wilson
 from tests.fakes.records import of_policy, record
 from verl_mixed.views.estimates import (
     comparison_words,
@@ -19,7 +20,6 @@ from verl_mixed.views.estimates import (
     pass_rate_band,
     reward_band,
     validations,
-    wilson,
 )
 
 
@@ -33,25 +33,6 @@ def trained(rewards: list[float], **more: float) -> list[dict[str, Any]]:
         {"step": i, "time": float(i), "metrics": {"mixed/math/reward/mean": reward} | more}
         for i, reward in enumerate(rewards, 1)
     ]
-
-
-def test_wilson_gives_the_published_intervals() -> None:
-    # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I
-    for solved, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)):
-        assert wilson(solved / count, count) == pytest.approx((low, high), abs=5e-5)
-    for solved, count, low, high in ((0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
-        assert wilson(solved / count, count) == pytest.approx((low, high), abs=5e-5)
-
-
-@given(share=st.floats(0, 1), count=st.integers(1, 10_000))
-def test_wilson_holds_the_mean_stays_in_its_range_and_narrows_with_the_count(
-    share: float, count: int
-) -> None:
-    low, high = wilson(share, count)
-    low_4, high_4 = wilson(share, 4 * count)
-
-    assert 0 <= low <= share <= high <= 1
-    assert high_4 - low_4 <= high - low
 
 
 def test_validation_is_compared_first_to_last_with_newcombes_interval() -> None:

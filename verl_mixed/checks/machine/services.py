@@ -16,6 +16,7 @@ from config.schema import TOOL_CONFIG, ToolConfig
 from tool_server.wire.tokens import token_for
 from verl_mixed.checks.finding import Finding, bad, ok, warning
 from verl_mixed.checks.machine.machine import existing
+from verl_mixed.run.opener import opener
 from verl_mixed.run.sections import section_of, sound_sources
 
 HEALTH_S = 5.0
@@ -28,12 +29,7 @@ _JUDGE = "start the judge's server, or correct base_url in reward_options or JUD
 _NO_ISOLATION = "install bubblewrap and allow user namespaces, or use a kernel with Landlock (5.13)"
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """The answer is an HTTPError."""
-
-
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+_DIRECT = opener(use_proxy=False)
 
 
 def runs_code(config: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from config.text_table import text_table
 from samplers.ledger import Line
 from verl_mixed.views.decisions import decided, sentences, table_of
 from verl_mixed.views.plan.diff import PlanDiff
@@ -59,7 +60,13 @@ def describe(report: PlanReport) -> list[str]:
         else []
     )
     left_out = [f"left out (ratio 0): {', '.join(report.left_out)}"] if report.left_out else []
-    return [*_table(rows), *decided_later, *_passes(report), *left_out, *_tool_calls(report)]
+    return [
+        *text_table(rows, numbers=True),
+        *decided_later,
+        *_passes(report),
+        *left_out,
+        *_tool_calls(report),
+    ]
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -144,7 +151,11 @@ def describe_diff(diff: PlanDiff) -> list[str]:
     rows = [[label, *(_both(diff, name, cell) for name in names)] for label, cell in cells.items()]
     rows = [row for row in rows if any(" -> " in cell for cell in row)]
     lines = [f"this -> {diff.name}"]
-    lines += _table([["", *names], *rows]) if rows else ["the same ratios, rows and batches"]
+    lines += (
+        text_table([["", *names], *rows], numbers=True)
+        if rows
+        else ["the same ratios, rows and batches"]
+    )
     if diff.other.rows_unknown:
         lines += [f"the rows of the other plan are unknown: {diff.other.rows_unknown}"]
     return [*lines, _verdict(diff)]
@@ -157,7 +168,7 @@ def describe_decisions(ledger: Sequence[Line]) -> list[str]:
         return []
     head, rows = table_of(own)
     title = f"decided by {own.rule}: share of {own.unit}, and prompts of the window"
-    return ["", title, *_table([head, *rows]), *sentences(own)]
+    return ["", title, *text_table([head, *rows], numbers=True), *sentences(own)]
 
 
 def _count_in(batch: int) -> Cell:
@@ -203,13 +214,3 @@ def _verdict(diff: PlanDiff) -> str:
         f"a run of one plan cannot resume with the other, because these differ: "
         f"{', '.join(differ)}; {remedy}"
     )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column aligned left, the others right."""
-    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for label, *cells in rows:
-        aligned = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
-        lines.append("  ".join([label.ljust(first), *aligned]).rstrip())
-    return lines

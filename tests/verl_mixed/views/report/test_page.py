@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from agent_loop.records.statistics import wilson
 from samplers.ledger import LedgerEntry
 from tests.fakes.records import of_policy
 from tests.fakes.run_folder import write_run
 from tests.verl_mixed.views.report.test_charts import HOSTILE
 from verl_mixed.run.evaluations import Evaluation
 from verl_mixed.run.state import RunFolder
-from verl_mixed.views.estimates import wilson
 from verl_mixed.views.evaluation import summary_of
 from verl_mixed.views.report.charts import COLORS
 from verl_mixed.views.report.files import write_report
