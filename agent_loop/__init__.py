@@ -35,4 +35,4 @@ class _Moved(MetaPathFinder, Loader):
         sys.modules[module.__name__] = import_module(MOVED[module.__name__])
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.insert(0, _Moved())  # before the one that would load a module a second time

@@ -54,7 +54,8 @@ COMMANDS = {
 EXTRAS = {
     **dict.fromkeys(("train", "check", "plan", "evaluate", "export", "profile"), ("train",)),
     **{"prepare": ("train", "server"), "tools": ("train", "tools"), "serve-tools": ("server",)},
-    **dict.fromkeys(("watch", "report", "view"), ("view",)),
+    **dict.fromkeys(("watch", "report", "view", "limiter"), ("view",)),
+    "stop": ("train",),
     "doctor": ("train", "server"),
 }
 """Command -> extras of pyproject.toml that it needs; without them it needs the core only."""

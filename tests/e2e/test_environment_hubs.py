@@ -103,6 +103,8 @@ async def test_an_episode_of_openenv_is_that_of_its_own_client(openenv: Path):
         said += [(await episode.step(str(action)))[0].observation for action in actions[1:]]
         await episode.end()
 
+        from agent_loop.environments.openenv_client import client_class
+
         async with client_class()(base_url=url) as alone:
             await alone.reset(seed=seed)
             steps = [await alone.step({"number": action}) for action in actions]

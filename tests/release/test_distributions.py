@@ -150,6 +150,55 @@ def test_every_type_of_the_public_interface_is_known(
     assert unknown == []
 
 
+@pytest.fixture(scope="module")
+def bare(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bin` of an environment with the wheel and what it requires, without any extra."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=True, symlinks=True)
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--quiet"]
+    subprocess.run([*pip, str(release.wheel)], check=True)
+    return folder / "bin"
+
+
+OF_THE_CORE = (
+    *("samplers.mixture_plan", "samplers.ledger", "samplers.audit", "samplers.planned"),
+    *("samplers.mixed_sampler", "rate_limit.file_limiter", "rate_limit.slots"),
+)
+"""Modules of the core that need no verl; the replay buffers extend verl's."""
+
+
+@pytest.mark.slow
+def test_the_core_works_without_any_extra(bare: Path, tmp_path: Path) -> None:
+    words = "; ".join(f"import {name}" for name in OF_THE_CORE)
+    subprocess.run([bare / "python", "-c", words], cwd=tmp_path, check=True)
+    run = ROOT / "tests" / "recorded" / "run_of_1_1_0"
+    audit = subprocess.run(
+        [bare / "verl-mixed", "audit", run], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "cannot read rows from" in audit.stderr, audit  # whose files are not recorded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    {
+        **{"train": "train", "check": "train", "plan": "train", "evaluate x": "train"},
+        **{"report x": "view", "view x": "view", "watch x": "view", "limiter x": "view"},
+        **{"serve-tools": "server", "tools": "train", "stop x": "train", "prepare demo": "train"},
+    }.items(),
+)
+def test_a_command_without_its_extra_names_it_in_one_sentence(
+    command: str, extra: str, bare: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [bare / "verl-mixed", *command.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert f"pip install 'verl-mixed-agent-loop[{extra}]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_commands_run_outside_of_a_checkout(outside: Path, tmp_path: Path) -> None:
     said = _run(outside, tmp_path, "-m", "verl_mixed", "--help")
     assert said.returncode == 0, said.stderr

@@ -60,9 +60,13 @@ def _pins(python: str, *files: str) -> dict[str, str]:
 
 
 def _own(python: str, *extras: str) -> list[Requirement]:
-    """What the project wants under a Python, by itself and with extras."""
+    """What the project wants under a Python, with the extra `all` and other extras."""
     optional: dict[str, list[str]] = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *(one for extra in extras for one in optional[extra])]
+    (every,) = map(Requirement, optional["all"])
+    wanted = [
+        *PROJECT["dependencies"],
+        *(one for extra in (*sorted(every.extras), *extras) for one in optional[extra]),
+    ]
     requirements = [Requirement(one) for one in wanted]
     return [one for one in requirements if _holds(one, python, set())]
 

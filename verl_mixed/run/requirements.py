@@ -72,8 +72,8 @@ def refuse_without(extra: str, what: str) -> None:
         NotComplete: it is not.
     """
     if names := lacking(extra):
+        others = f" and {len(names) - 3} more packages" if len(names) > 3 else ""
         raise NotComplete(
-            f"{what} needs the extra {extra!r}, of which {', '.join(names)} "
-            f"{'is' if len(names) == 1 else 'are'} not installed: "
-            f"pip install '{PROJECT}[{extra}]'"
+            f"{what} needs the extra {extra!r}: pip install '{PROJECT}[{extra}]' "
+            f"(not installed: {', '.join(names[:3])}{others})"
         )

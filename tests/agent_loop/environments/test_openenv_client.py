@@ -210,5 +210,5 @@ def test_other_environments_name_their_missing_package_when_they_are_made():
 
     with pytest.raises(ValueError, match="needs the package textarena"):
         TextArenaGame("Mastermind-v0")
-    with pytest.raises(ValueError, match="needs verifiers 0.4"):
+    with pytest.raises(ValueError, match="needs verifiers"):
         VerifiersTask("textarena")

@@ -1,0 +1,26 @@
+"""Modules that have moved are found under the names that runs' configs and users' code have."""
+
+from importlib import import_module
+
+import pytest
+
+from agent_loop import MOVED
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_name_is_the_same_module(old: str) -> None:
+    pytest.importorskip("verl")
+    assert import_module(old) is import_module(MOVED[old])
+    assert import_module(MOVED[old]).__name__ == MOVED[old]
+
+
+def test_names_that_documents_of_1_1_told_users_to_import() -> None:
+    from agent_loop.tools.protocol import ToolRejected, run_code_call  # pyright: ignore
+    from tool_server.wire import protocol
+
+    assert (ToolRejected, run_code_call) == (protocol.ToolRejected, protocol.run_code_call)
+
+
+def test_a_name_that_never_was_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        import_module("agent_loop.tools.no_such_module")
