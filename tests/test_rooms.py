@@ -10,6 +10,7 @@ from functools import cache
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
+import grimp
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -121,3 +122,14 @@ def test_the_file_limiter_needs_filelock_only() -> None:
     assert foreign(name.partition(".")[0] for name in modules.keys() - always.keys()) == {
         "filelock"
     }
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = grimp.build_graph(*PACKAGES)
+    pairs = [
+        (name, other)
+        for name in graph.modules
+        for other in graph.find_modules_directly_imported_by(name)
+        if name < other and name in graph.find_modules_directly_imported_by(other)
+    ]
+    assert pairs == []
