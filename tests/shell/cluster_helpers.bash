@@ -14,7 +14,7 @@ make_site() {
   mkdir -p "${CHECKOUT}/cluster" "${SITE}/bin" "${SITE}/venv/bin"
   cp -r "${REPO_ROOT}/cluster/lib" "${REPO_ROOT}/cluster/"*.py "${CHECKOUT}/cluster"
   mkdir -p "${CHECKOUT}/verl_mixed/checks" "${CHECKOUT}/config"
-  cp "${REPO_ROOT}/config/"{__init__,environment}.py "${CHECKOUT}/config"
+  cp "${REPO_ROOT}/config/"{__init__,child,environment,text_table}.py "${CHECKOUT}/config"
   cp "${REPO_ROOT}/verl_mixed/__init__.py" "${CHECKOUT}/verl_mixed"
   cp "${REPO_ROOT}/verl_mixed/checks/"{__init__,finding,hosts}.py "${CHECKOUT}/verl_mixed/checks"
   cp "${REPO_ROOT}/setup_cluster.sh" "${CHECKOUT}"

@@ -61,10 +61,10 @@ make_cluster() {
   export FACTS="${BATS_TEST_TMPDIR}/facts" SENT="${BATS_TEST_TMPDIR}/sent" MASTER_IP=192.0.2.1
   mkdir -p "${HEAD_HOME}/python"
   unset TMUX WORKER_NODES VENV RAY_PORT RAY_TEMP_DIR WANDB_DIR WANDB_API_KEY EXPERIMENT_NAME
-  cp "${REPO_ROOT}/cluster/"{inventory,packages}.py "${CHECKOUT}/cluster/"
+  cp "${REPO_ROOT}/cluster/inventory.py" "${CHECKOUT}/cluster/"
   touch "${CHECKOUT}/cluster/__init__.py"
   mkdir -p "${CHECKOUT}/config"
-  cp "${REPO_ROOT}/config/"{__init__,environment}.py "${CHECKOUT}/config"
+  cp "${REPO_ROOT}/config/"{__init__,child,environment,text_table}.py "${CHECKOUT}/config"
   facts ""
   cat >"${BATS_TEST_TMPDIR}/bin/ssh" <<'FAKE'
 #!/usr/bin/env bash
