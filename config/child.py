@@ -2,7 +2,7 @@
 
 As `python -m MODULE`, but the current folder is last on `sys.path`, behind this project, and not
 first, because a user's config.py or samplers/ there would hide ours. (`python -P` is new in 3.11.)
-Standard library only, and run by the oldest Python of a jumphost.
+Standard library only, because a jumphost runs it too.
 """
 
 import os
@@ -15,12 +15,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of this project's packages."""
 
 
-def command(module, *words):  # type: (str, *str) -> list[str]
+def command(module: str, *words: str) -> list[str]:
     """The command that runs a module of this project with some arguments."""
     return [sys.executable, os.path.join(ROOT, "config", "child.py"), module, *words]
 
 
-def put_last(folder):  # type: (str) -> None
+def put_last(folder: str) -> None:
     """Let users' modules in a folder be found, after the modules of this project."""
     sys.path += [path for path in (ROOT, folder) if path not in sys.path]
 
