@@ -15,7 +15,8 @@ Tokens are drawn once for `TEMPLATES` trajectories, of which every trajectory is
 by nothing. A batch then needs no memory for its tokens, so that this project's own cost can be
 measured at sizes whose tokens do not fit. verl's `PPOTrainerSync` does not run in that mode.
 
-The file runs in a checkout of release 1.0.0 as well, if it is copied into `benchmarks/` there.
+The file runs in a checkout of release 1.0.0 or 1.1.0 as well, if it is copied into `benchmarks/`
+there.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import asyncio
 import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import logging
 import math
@@ -35,7 +37,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -279,16 +281,24 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def ours(module: str, old_module: str, name: str) -> Any:
-    """A name of this project, where this checkout has it."""
-    return getattr(importlib.import_module(old_module if IS_1_0 else module), name)
+def ours(name: str, *modules: str) -> Any:
+    """A name of this project, from the first of these modules that this checkout has, else from
+    the last, whose import then says what is missing."""
+    module = next(filter(_exists, modules), modules[-1])
+    return getattr(importlib.import_module(module), name)
+
+
+def _exists(module: str) -> bool:
+    with suppress(ModuleNotFoundError):  # the folder of the module is missing
+        return importlib.util.find_spec(module) is not None
+    return False
 
 
 @lru_cache(maxsize=TEMPLATES)
 def rollout_of(number: int, longest: int) -> Any:
     """A trajectory of `TURNS` turns with a tool's result between two of them."""
-    trajectory_of = ours("agent_loop.turns.trajectory", "agent_loop.trajectory", "Trajectory")
-    stop_reason = ours("agent_loop.turns.trajectory", "agent_loop.trajectory", "StopReason")
+    trajectory_of = ours("Trajectory", "agent_loop.turns.trajectory", "agent_loop.trajectory")
+    stop_reason = ours("StopReason", "agent_loop.turns.trajectory", "agent_loop.trajectory")
     where = "agent_loop.turn_loop" if IS_1_0 else "agent_loop.turns.turn_loop"
     loop = importlib.import_module(where)
     rng = np.random.default_rng(number)
@@ -355,7 +365,7 @@ async def output_of(config: DictConfig, row: dict[str, Any], number: int, mixed:
 
     module.judge = judge
     try:
-        settings = ours("agent_loop.loop_settings", "agent_loop.loop_settings", "settings_of")
+        settings = ours("settings_of", "agent_loop.loop_settings", "agent_loop.turns.loop_settings")
         version = [0] if IS_1_0 else 0
         if hasattr(module, "judged_output"):  # before a session could be several rows
             return await module.judged_output(rollout, row, None, settings(config), version)
@@ -644,7 +654,7 @@ def plug_dataset(job: Job) -> None:
 def make_trainer(job: Job, config: DictConfig, optimizer: Any) -> Any:
     """A trainer after verl's own start, without its processes."""
     if job.trainer == "mixed":
-        cls = ours("agent_loop.training.trainer", "agent_loop.trainer", "MixedSyncTrainer")
+        cls = ours("MixedSyncTrainer", "agent_loop.training.trainer", "agent_loop.trainer")
     else:
         cls = PPOTrainerSync
     trainer: Any = cls(config)
