@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from samplers.rows.kind import Kind, Maker
+from samplers.kind import Kind, Maker
 from samplers.rows.records import Record
 
 PROJECT = "verl-mixed-agent-loop"

@@ -29,9 +29,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from samplers.kind import BadRecord, Kind, UnusableRecord
 from samplers.rows.draft import Draft, State, draft_folder, open_draft
 from samplers.rows.draws import EVERY, SeenIds, digests_of, smallest
-from samplers.rows.kind import BadRecord, Kind, UnusableRecord
 from samplers.rows.made_records import MadeRecords
 from samplers.rows.records import BadData, Record, RecordFile
 from samplers.rows.row_files import Output, RowFile, description, outputs_of, publish

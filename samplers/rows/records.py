@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config.disk import BrokenFile
-from samplers.rows.kind import BadRecord
+from samplers.kind import BadRecord
 
 MOST_RECORD_BYTES = 512 << 20
 """A longer record ends the reading, because such a file has no record ends."""

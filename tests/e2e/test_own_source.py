@@ -18,7 +18,7 @@ from verl_mixed.run.state import RunFolder
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KIND = """
-from samplers.rows.kind import Kind
+from samplers.kind import Kind
 from samplers.rows.schema import Row, row_id
 
 

@@ -233,7 +233,7 @@ def create_curriculum(task):
 """The module `reasoning_gym.factory` of a package with two made-up tasks."""
 
 _RIDDLES = b"""\
-from samplers.rows.kind import BadRecord, Kind, Option, UnusableRecord
+from samplers.kind import BadRecord, Kind, Option, UnusableRecord
 from samplers.rows.schema import Row, row_id
 
 

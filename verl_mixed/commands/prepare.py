@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samplers.rows.kind import Kind
+from samplers.kind import Kind
 from samplers.rows.sources import KINDS, kind_of
 from verl_mixed.commands.arguments import Help, add_flag, add_option, at_least_one
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from samplers.rows.kind import Kind
+from samplers.kind import Kind
 from samplers.rows.prepare import Prepared, PrepareProgress, Tokenizer, prepare
 
 if TYPE_CHECKING:  # importing search takes longer than everything else here

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from samplers.kind import Kind
 from samplers.module_file import module_of
-from samplers.rows.kind import Kind
 from samplers.rows.sources import json_qa, math, nq, reasoning_gym, seeds, taco
 
 KINDS: dict[str, Kind] = {
@@ -48,5 +48,5 @@ def kind_of(name_or_path: str) -> Kind:
     kind = getattr(module, "KIND", None)
     if not isinstance(kind, Kind):
         found = "it has no KIND" if kind is None else f"its KIND is a {type(kind).__name__}"
-        raise ValueError(f"{failed}: {found}; give it a samplers.rows.kind.Kind of that name")
+        raise ValueError(f"{failed}: {found}; give it a samplers.kind.Kind of that name")
     return kind

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
 
-from samplers.rows.kind import BadRecord
+from samplers.kind import BadRecord
 
 _SHORT = reprlib.Repr()
 """Shows a value in a message, cut where it is long."""

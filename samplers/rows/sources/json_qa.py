@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from samplers.rows.kind import Kind, Option
+from samplers.kind import Kind, Option
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import (
     answers_of,

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from samplers.kind import Kind, UnusableRecord
 from samplers.rows.boxed import boxed_answer
-from samplers.rows.kind import Kind, UnusableRecord
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import answers_of, bad, is_blank, present, question_of, text_of
 

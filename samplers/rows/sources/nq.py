@@ -8,7 +8,7 @@ Reads three public schemas: google-research-datasets/nq_open (`question`, `answe
 from collections.abc import Mapping
 from typing import Any, cast
 
-from samplers.rows.kind import Kind
+from samplers.kind import Kind
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import (
     answers_of,

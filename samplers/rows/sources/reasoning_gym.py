@@ -16,7 +16,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from samplers.apportionment import apportion, exact_shares
-from samplers.rows.kind import Kind, Option
+from samplers.kind import Kind, Option
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.reasoning_tasks import TaskOptions, config_of, distinct_items
 from samplers.rows.tagged_json import tagged
@@ -38,7 +38,7 @@ def records(
     config: Mapping[str, Any] | None = None,
     question: str | None = None,
 ) -> Iterator[Mapping[str, Any]]:
-    """Make `{"task", "question", "entry", "config"}` of each row; see `samplers.rows.kind.Maker`.
+    """Make `{"task", "question", "entry", "config"}` of each row; see `samplers.kind.Maker`.
 
     Args:
         task: name of the only task, made with `level`, `config` and `question`.

@@ -8,7 +8,7 @@ another number of training rows leaves the validation rows as they are.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from samplers.rows.kind import Kind, Option
+from samplers.kind import Kind, Option
 from samplers.rows.schema import Row, row_id
 
 SOURCE = "seeds"
@@ -19,7 +19,7 @@ SIZE, VAL_SIZE = 256, 16
 def records(
     *, split: str, size: int = SIZE, val_size: int = VAL_SIZE, first: int = 0, question: str = ""
 ) -> Iterator[Mapping[str, Any]]:
-    """Make `{"seed"}` of each row; see `samplers.rows.kind.Maker`."""
+    """Make `{"seed"}` of each row; see `samplers.kind.Maker`."""
     for name, number, least in (("size", size, 1), ("val_size", val_size, 1), ("first", first, 0)):
         whole = isinstance(number, int) and not isinstance(number, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not whole or number < least:

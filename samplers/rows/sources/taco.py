@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from samplers.rows.kind import Kind, Option, UnusableRecord
+from samplers.kind import Kind, Option, UnusableRecord
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import bad, is_blank, items_of, literal_list, present, text_of
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.rows.kind import BadRecord, Kind, UnusableRecord
+from samplers.kind import BadRecord, Kind, UnusableRecord
 from samplers.rows.schema import Row, columns_of
 from samplers.rows.sources import KINDS, kind_of, taco
 from samplers.rows.sources.math import boxed_answer
@@ -600,7 +600,7 @@ def test_any_record_becomes_a_row_that_can_be_written_or_is_refused_in_words(
 # --- finding a kind -----------------------------------------------------------------------------
 
 OWN = """
-from samplers.rows.kind import Kind
+from samplers.kind import Kind
 from samplers.rows.schema import Row, row_id
 
 def to_row(record, *, split, index, source="riddles", agent="react_agent"):

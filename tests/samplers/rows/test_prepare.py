@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 import samplers.rows.prepare
 import samplers.rows.row_files
+from samplers.kind import BadRecord, Kind, Option, UnusableRecord
 from samplers.rows.draft import open_draft
 from samplers.rows.draws import SeenIds
-from samplers.rows.kind import BadRecord, Kind, Option, UnusableRecord
 from samplers.rows.prepare import Choice, Prepared, Tokenizer, prepare
 from samplers.rows.records import BadData
 from samplers.rows.schema import SCHEMA, Row, read_sources, row_id, row_id_problems

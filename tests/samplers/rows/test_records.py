@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samplers.rows.records
-from samplers.rows.kind import BadRecord
+from samplers.kind import BadRecord
 from samplers.rows.records import BadData, RecordFile
 
 RECORDS: list[dict[str, Any]] = [

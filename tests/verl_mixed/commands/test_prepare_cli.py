@@ -19,7 +19,7 @@ from tests.verl_mixed.conftest import REPO_ROOT
 from verl_mixed.cli import main
 
 OWN_KIND = '''
-from samplers.rows.kind import Kind, Option
+from samplers.kind import Kind, Option
 from samplers.rows.schema import Row, row_id
 
 

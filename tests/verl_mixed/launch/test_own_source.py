@@ -28,7 +28,7 @@ sources:
 """
 
 KIND = """
-from samplers.rows.kind import BadRecord, Kind, Option
+from samplers.kind import BadRecord, Kind, Option
 from samplers.rows.schema import Row, row_id
 
 
