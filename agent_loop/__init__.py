@@ -16,7 +16,6 @@ MOVED = {
     "agent_loop.loop_worker": "agent_loop.training.verl_adapters.loop_worker",
     "agent_loop.multi_turn_config": "agent_loop.training.verl_adapters.multi_turn_config",
     # named by the documentation of releases 1.0 and 1.1, for functions, rewards and notebooks
-    "agent_loop.tools": "tool_server.wire",
     "agent_loop.tools.protocol": "tool_server.wire.protocol",
     "agent_loop.training.run_folder": "agent_loop.records.run_folder",
 }
@@ -29,6 +28,8 @@ class _Moved(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname == "agent_loop.tools":  # is empty but for a module that has moved
+            return ModuleSpec(fullname, None, is_package=True)
         return ModuleSpec(fullname, self) if fullname in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:

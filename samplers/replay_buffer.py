@@ -37,7 +37,6 @@ from typing import Any, NamedTuple
 
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import (
-    FILTER_GROUPS_REWARD_METRIC,
     ReplayBuffer,
     ReplayBufferAsync,
 )
@@ -47,6 +46,9 @@ from samplers.lead import FlightTimes, Lead, lead_of, to_start
 from samplers.ledger import Outcome
 from samplers.queue_view import QueueView
 from samplers.uid import group_of, prompt_of, session_of
+
+OF_REWARD = "reward"
+"""verl's `FILTER_GROUPS_REWARD_METRIC`, for which verl 0.9.0 has no name: the reward itself."""
 
 UNBOUNDED = 50
 """Factor for sources without a bound on their staleness. If all open groups are trained within n
@@ -279,7 +281,7 @@ class _ExactQuotas(QueueView):
             partition_id, self._keys_of(partition_id, uids)
         ):
             if is_trained:
-                of_reward = name == FILTER_GROUPS_REWARD_METRIC
+                of_reward = name == OF_REWARD
                 parts = fields["mixed"]["reward_parts"]
                 metric = parts["score"] if of_reward else fields["reward_extra_info"][name]
                 metrics[group_of(session)].append(float(metric))

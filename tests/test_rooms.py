@@ -124,6 +124,37 @@ def test_the_file_limiter_needs_filelock_only() -> None:
     }
 
 
+MAY_IMPORT = {
+    "agent_loop": (
+        *("agent_loop", "tool_server.wire", "tool_server.isolation"),
+        *("samplers", "rate_limit", "config", "cpu_engine"),
+    ),
+    "tool_server": ("tool_server", "rate_limit", "config"),
+    "tool_server.wire": ("tool_server.wire", "config"),
+    "tool_server.isolation": ("tool_server.isolation",),
+    "samplers": ("samplers", "rate_limit", "config"),
+    "rate_limit": ("rate_limit",),
+    "config": ("config",),
+    "cpu_engine": ("cpu_engine",),
+}
+"""Room -> the rooms that its modules may import; import-linter's layers know no parts of a room."""
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    graph = grimp.build_graph(*PACKAGES)
+    inside = {name for name in graph.modules if f"{name}.".startswith(f"{room}.")}
+    assert inside
+    allowed = tuple(f"{each}." for each in MAY_IMPORT[room])
+    wrong = {
+        f"{name} -> {other}"
+        for name in inside
+        for other in graph.find_modules_directly_imported_by(name)
+        if not f"{other}.".startswith(allowed)
+    }
+    assert wrong == set()
+
+
 def test_no_two_modules_import_each_other() -> None:
     graph = grimp.build_graph(*PACKAGES)
     pairs = [

@@ -5,9 +5,10 @@ import sys
 
 from verl_mixed.shadowed import ROOT
 
-# `python -m` puts the current folder first, where a user's config.py would hide ours
+# `python -m` puts the current folder first, where a user's config.py would hide ours. It comes last
+# then, behind this project, because users' modules are found there.
 if sys.path[0] in ("", os.getcwd()) and os.path.realpath(os.getcwd()) != os.path.realpath(ROOT):
-    del sys.path[0]
+    sys.path[:] = [*sys.path[1:], ROOT, os.getcwd()]
 
 from verl_mixed.cli import main
 

@@ -52,7 +52,8 @@ COMMANDS = {
 """Command -> its line in `verl-mixed --help`."""
 
 EXTRAS = {
-    **dict.fromkeys(("train", "check", "plan", "evaluate", "export", "profile"), ("train",)),
+    **dict.fromkeys(("train", "check", "plan", "evaluate"), ("train", "tools", "server")),
+    **dict.fromkeys(("export", "profile"), ("train",)),
     **{"prepare": ("train", "server"), "tools": ("train", "tools"), "serve-tools": ("server",)},
     **dict.fromkeys(("watch", "report", "view", "limiter"), ("view",)),
     "stop": ("train",),
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     `argv` are the words after the program's name; None takes them from the process.
     """
     words = sys.argv[1:] if argv is None else argv
-    if hidden := shadows():
+    if _command_of(words) != "diagnose" and (hidden := shadows()):  # it needs none of them
         print("\n".join(f"error: {sentence}" for sentence in hidden), file=sys.stderr)
         return USAGE
     return _with_errors_shown(lambda: _main(words))

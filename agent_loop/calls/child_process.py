@@ -1,5 +1,6 @@
 """What every program of a user gets when a worker starts it: its path, and its environment."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -24,8 +25,11 @@ def find_program(word: str, *, cwd: str | None, path: str | None) -> str:
     return program
 
 
-def inherited_environment() -> dict[str, str]:
-    """PATH, HOME, USER and the like of this process: what the MCP SDK gives to a server."""
-    from mcp.client.stdio import get_default_environment  # its import takes half a second
+INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+"""Variables that the MCP SDK gives to a server (mcp/client/stdio.py at 2.3)."""
 
-    return get_default_environment()
+
+def inherited_environment() -> dict[str, str]:
+    """PATH, HOME, USER and the like of this process, without functions of a shell."""
+    given = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {name: value for name, value in given.items() if not value.startswith("()")}

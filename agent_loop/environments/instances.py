@@ -31,6 +31,8 @@ def class_of(name: str) -> Any:
     else:
         try:
             module = importlib.import_module(place)
+            if (check := getattr(module, "_check_package", None)) is not None:
+                check()  # a module of ours whose package is optional
         except ImportError as error:
             raise ValueError(f"{failed}: {error}") from error
     found = getattr(module, kind, None)

@@ -62,22 +62,27 @@ def client_class() -> Any:
 
 
 @cache
-def _one_connection() -> Any:
-    """A class of clients that never connect again by themselves: that would be another session, and
-    its steps those of an environment that was never reset.
+def _check_package() -> Any:
+    """The client's class.
 
     Raises:
-        ValueError: OpenEnv's client is not installed.
+        ImportError: OpenEnv's client is not installed.
     """
     try:
-        generic = client_class()
+        return client_class()
     except ImportError as error:
-        raise ValueError(
+        raise ImportError(
             f"use: openenv needs OpenEnv's client ({error}); install it with `pip install "
             "'websockets>=15.0.1' && pip install --no-deps openenv==0.10.0`"
         ) from error
 
-    class OneConnection(generic):
+
+@cache
+def _one_connection() -> Any:
+    """A class of clients that never connect again by themselves: that would be another session, and
+    its steps those of an environment that was never reset."""
+
+    class OneConnection(_check_package()):
         async def _ensure_connected(self) -> None:
             if self._ws is None:
                 raise ConnectionError("the connection to the server is closed")

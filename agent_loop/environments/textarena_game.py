@@ -20,6 +20,24 @@ from agent_loop.environments.episode import Step
 PLAYER = 0
 
 
+def _check_package() -> tuple[Any, Any, Any]:
+    """What is needed of the package.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import textarena
+        from textarena.envs.registration import ENV_REGISTRY
+        from textarena.wrappers import ActionFormattingWrapper
+    except ImportError as error:
+        raise ImportError(
+            f"use: textarena needs the package textarena ({error}); install the extra `textarena` "
+            "of this project"
+        ) from error
+    return textarena, ENV_REGISTRY, ActionFormattingWrapper
+
+
 class TextArenaGame:
     """A game.
 
@@ -29,23 +47,15 @@ class TextArenaGame:
     """
 
     def __init__(self, game: str, **settings: Any) -> None:
-        try:
-            import textarena as ta
-            from textarena.envs.registration import ENV_REGISTRY
-            from textarena.wrappers import ActionFormattingWrapper
-        except ImportError as error:
-            raise ValueError(
-                f"use: textarena needs the package textarena ({error}); install the extra "
-                "`textarena` of this project"
-            ) from error
-        spec = ENV_REGISTRY.get(game)
-        raw = ENV_REGISTRY.get(f"{game.removesuffix('-train')}-raw")
+        ta, registry, formatting = _check_package()
+        spec = registry.get(game)
+        raw = registry.get(f"{game.removesuffix('-train')}-raw")
         if spec is None or raw is None:
             raise ValueError(f"game={game!r}: textarena has no such game; see its list of games")
         self._game = game
         self._env: Any = _explained(game, lambda: ta.make(raw.id, **settings))
-        if ActionFormattingWrapper in (spec.default_wrappers or ()):
-            self._env = ActionFormattingWrapper(self._env)  # brackets around a move without any
+        if formatting in (spec.default_wrappers or ()):
+            self._env = formatting(self._env)  # brackets around a move without any
 
     def reset(self, row: Mapping[str, Any]) -> str:
         """Begin the game of the row's seed (`extras.seed`)."""

@@ -31,6 +31,22 @@ KEY_VARIABLE = "MIXED_POLICY_API_KEY"
 DEFAULT_HARNESS = "bash"
 
 
+def _check_package() -> None:
+    """Refuse an interpreter without the package.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import verifiers.v1.env  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"use: verifiers needs verifiers 0.4 ({error}); make an environment of its own for it, "
+            "as `python3.11 -m venv /opt/verifiers && /opt/verifiers/bin/pip install "
+            "verifiers==0.4.0 aiohttp`, and set `python` of the environment"
+        ) from error
+
+
 class VerifiersTask:
     """A task.
 
@@ -46,14 +62,7 @@ class VerifiersTask:
         config: Mapping[str, Any] | None = None,
         env: Mapping[str, Any] | None = None,
     ) -> None:
-        try:
-            import verifiers.v1.env  # noqa: F401
-        except ImportError as error:
-            raise ValueError(
-                f"use: verifiers needs verifiers 0.4 ({error}); make an environment of its own for "
-                "it, as `python3.11 -m venv /opt/verifiers && /opt/verifiers/bin/pip install "
-                "verifiers==0.4.0 aiohttp`, and set `python` of the environment"
-            ) from error
+        _check_package()
         refuse(taskset, config or {})
         self._taskset = taskset
         self._config = env_config(taskset, config or {}, env or {})

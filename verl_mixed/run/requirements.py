@@ -3,14 +3,18 @@
 Standard library only at the top, because an environment of a user may lack any package.
 """
 
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 PROJECT = "verl-mixed-agent-loop"
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 ALL = "all"
 """The extra that the scripts install."""
 
@@ -46,14 +50,32 @@ def required(*extras: str) -> "list[Requirement]":
 def _required(extras: set[str]) -> "Iterator[Requirement]":
     from packaging.requirements import Requirement
 
-    for text in distribution(PROJECT).requires or ():
+    for extra, text in _written():
         one = Requirement(text)
+        if extra and extra not in extras:
+            continue
         if one.marker is not None and not any(one.marker.evaluate({"extra": e}) for e in extras):
             continue
         if one.name == PROJECT:
             yield from _required(one.extras)
         else:
             yield one
+
+
+def _written() -> Iterator[tuple[str, str]]:
+    """(extra, or "" where the marker says it; requirement) of the metadata; of pyproject.toml in a
+    checkout that is not installed."""
+    try:
+        yield from (("", text) for text in distribution(PROJECT).requires or ())
+        return
+    except PackageNotFoundError:
+        if not PYPROJECT.exists():
+            raise
+    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
+    project = toml.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    yield from (("", text) for text in project["dependencies"])
+    for extra, texts in project["optional-dependencies"].items():
+        yield from ((extra, text) for text in texts)
 
 
 def lacking(*extras: str) -> list[str]:

@@ -47,7 +47,7 @@ def commit_of(repository: Path = REPOSITORY) -> str | None:
 
 def versions_now(nodes: Sequence[str]) -> dict[str, Any]:
     """One line of `versions.jsonl`; `nodes` are addresses, and empty on one machine."""
-    names = {PROJECT, *(one.name for one in required(ALL)), *ENGINES}
+    names = (PROJECT, *(one.name for one in required(ALL)), *ENGINES)
     packages = {"python": platform.python_version()} | {name: version_of(name) for name in names}
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -12,6 +12,8 @@ import pytest
 
 from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import InvalidAction
+from agent_loop.environments.instances import class_of
+from config.environments import ADAPTERS
 
 PACKAGE = Path(__file__).parents[2] / "fakes/openenv_package"
 URL = "http://127.0.0.1:1"
@@ -200,15 +202,18 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch):
     _forget()
     monkeypatch.setitem(sys.modules, "openenv", None)  # type: ignore[arg-type]
     module = importlib.import_module("agent_loop.environments.openenv_client")
-    with pytest.raises(ValueError, match="pip install --no-deps openenv"):
+    with pytest.raises(ImportError, match="pip install --no-deps openenv"):
         module.OpenEnv(URL, "json")
 
 
-def test_other_environments_name_their_missing_package_when_they_are_made():
-    from agent_loop.environments.textarena_game import TextArenaGame
-    from agent_loop.environments.verifiers_task import VerifiersTask
-
-    with pytest.raises(ValueError, match="needs the package textarena"):
-        TextArenaGame("Mastermind-v0")
-    with pytest.raises(ValueError, match="needs verifiers"):
-        VerifiersTask("textarena")
+@pytest.mark.parametrize(
+    ("use", "says"),
+    {
+        "openenv": "needs OpenEnv's client",
+        "textarena": "install the extra `textarena` of this project",
+        "verifiers": "needs verifiers 0",
+    }.items(),
+)
+def test_without_its_package_an_environment_is_refused_when_it_is_named(use: str, says: str):
+    with pytest.raises(ValueError, match=f"^cannot load environment=.*: use: {use} .*{says}"):
+        class_of(ADAPTERS[use])

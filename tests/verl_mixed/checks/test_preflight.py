@@ -27,6 +27,7 @@ from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.preflight import preflight_warnings
 from verl_mixed.cli import main
 from verl_mixed.launch.plan import make_plan
+from verl_mixed.run import requirements
 from verl_mixed.run.compose import compose_config, resolve
 from verl_mixed.run.settings import TOOL_CONFIG
 
@@ -45,6 +46,40 @@ def busy_port() -> Iterator[int]:
 
 def test_a_good_run_has_no_problems(run_environ: RunEnviron) -> None:
     assert problems_of(run_environ) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "overrides", "said"),
+    [
+        (
+            "tantivy",
+            ("TOOL_SERVER_URL=",),
+            "the tool server that the run starts needs the extra 'server'",
+        ),
+        ("mcp", (), ""),
+        (
+            "mcp",
+            ("mixed.sources.math.agent=native_agent", "mixed.sources.math.tools=[calculate]"),
+            "mixed.sources.math.tools needs the extra 'tools'",
+        ),
+        ("torchdata", (), "a run needs the extra 'train'"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named_before_anything_starts(
+    package: str,
+    overrides: tuple[str, ...],
+    said: str,
+    run_environ: RunEnviron,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = requirements.version_of
+    monkeypatch.setattr(
+        requirements, "version_of", lambda name: None if name == package else real(name)
+    )
+    if overrides == ("TOOL_SERVER_URL=",):
+        run_environ, overrides = {**run_environ, "TOOL_SERVER_URL": ""}, ()
+    named = [each for each in problems_of(run_environ, *overrides) if " needs the extra " in each]
+    assert [each.partition(":")[0] for each in named] == ([said] if said else [])
 
 
 def test_mistakes_of_every_kind_are_said_at_once(run_environ: RunEnviron) -> None:
