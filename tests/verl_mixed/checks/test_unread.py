@@ -497,7 +497,7 @@ def test_a_key_that_no_source_names_is_in_the_table() -> None:
         for file in verl.rglob("*.py")
         if not NOT_OF_A_RUN.search(file.relative_to(verl).as_posix())
     ]
-    for package in ("agent_loop", "samplers", "cluster"):
+    for package in ("agent_loop", "cpu_engine", "samplers", "cluster"):
         files += (CONFIG_DIR.parent / package).rglob("*.py")
     named: set[str] = set()
     for file in files:
@@ -517,7 +517,7 @@ def test_a_key_that_no_source_names_is_in_the_table() -> None:
 
 def test_losses_and_options_are_those_of_the_source() -> None:
     losses = (verl_folder() / "trainer" / "ppo" / "core_algos.py").read_text()
-    rollout = (CONFIG_DIR.parent / "agent_loop" / "cpu" / "rollout.py").read_text()
+    rollout = (CONFIG_DIR.parent / "cpu_engine" / "rollout.py").read_text()
 
     registered = re.findall(r'@register_policy_loss\("(\w+)"\)', losses)
     assert {*registered} == {*LOSSES} and {*WITH_CLIP_RATIO} == {"dppo_tv", "dppo_kl"}

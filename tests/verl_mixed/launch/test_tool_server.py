@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from config.child import command as child_command
 from config.lookup import at
 from config.schema import TOOL_CONFIG
 from tests.verl_mixed.conftest import RunEnviron
@@ -150,7 +151,7 @@ def test_a_run_on_a_cluster_may_have_a_server_on_each_node(run_environ: RunEnvir
 
     assert not [each for each in plan.problems(machine=False) if "per_node" in each]
     *program, spec = tool_server._command(plan)
-    assert program[1:] == ["-m", "verl_mixed.launch.node_tool_servers"]
+    assert program == child_command("verl_mixed.launch.node_tool_servers")
     asked = json.loads(spec)
     assert (asked["address"], asked["restarts"]) == ("10.0.0.1:6379", 2)
     options = asked["server"]
