@@ -18,9 +18,7 @@ def shadows() -> list[str]:
         places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
         place = next((each for each in places if each), None)
         ours = os.path.join(ROOT, name)
-        if place is None or os.path.realpath(place).startswith(os.path.realpath(ours) + os.sep):
-            continue
-        if os.path.realpath(place) == os.path.realpath(ours):  # a package without __init__.py
+        if place is None or f"{os.path.realpath(place)}/".startswith(f"{os.path.realpath(ours)}/"):
             continue
         found.append(
             f"{place} hides the package {name!r} of this project, which is in {ours}: rename it, "

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.rewards.attempt import Attempt, Reward
+from agent_loop.rewards.attempt import Attempt as Attempt
+from agent_loop.rewards.attempt import Reward
 from agent_loop.rewards.code import CodeOptions, CodeReward
 from agent_loop.rewards.custom import LoopReward, custom_reward, split_path
 from agent_loop.rewards.exact import ExactReward
@@ -105,15 +106,3 @@ def default_reward(source: str, kind: str | None = None) -> str:
 def runs_programs(name: str) -> bool:
     """Whether a reward makes tool calls, one for each hidden test."""
     return _MAKERS.get(name) is _code
-
-
-__all__ = [
-    "LOOPS_OWN",
-    "REWARDS",
-    "Attempt",
-    "Reward",
-    "default_reward",
-    "reward_for",
-    "runs_programs",
-    "split_path",
-]

@@ -49,24 +49,27 @@ def test_a_good_run_has_no_problems(run_environ: RunEnviron) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "overrides", "said"),
+    ("package", "environ", "overrides", "said"),
     [
         (
             "tantivy",
-            ("TOOL_SERVER_URL=",),
+            {"TOOL_SERVER_URL": ""},
+            (),
             "the tool server that the run starts needs the extra 'server'",
         ),
-        ("mcp", (), ""),
+        ("mcp", {}, (), ""),
         (
             "mcp",
+            {},
             ("mixed.sources.math.agent=native_agent", "mixed.sources.math.tools=[calculate]"),
             "mixed.sources.math.tools needs the extra 'tools'",
         ),
-        ("torchdata", (), "a run needs the extra 'train'"),
+        ("torchdata", {}, (), "a run needs the extra 'train'"),
     ],
 )
 def test_an_extra_that_is_missing_is_named_before_anything_starts(
     package: str,
+    environ: dict[str, str],
     overrides: tuple[str, ...],
     said: str,
     run_environ: RunEnviron,
@@ -76,9 +79,8 @@ def test_an_extra_that_is_missing_is_named_before_anything_starts(
     monkeypatch.setattr(
         requirements, "version_of", lambda name: None if name == package else real(name)
     )
-    if overrides == ("TOOL_SERVER_URL=",):
-        run_environ, overrides = {**run_environ, "TOOL_SERVER_URL": ""}, ()
-    named = [each for each in problems_of(run_environ, *overrides) if " needs the extra " in each]
+    found = problems_of({**run_environ, **environ}, *overrides)
+    named = [each for each in found if " needs the extra " in each]
     assert [each.partition(":")[0] for each in named] == ([said] if said else [])
 
 
