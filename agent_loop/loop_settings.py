@@ -4,11 +4,13 @@ Read from the run config once per process. Of verl only the keys of its config a
 """
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,6 +24,10 @@ from agent_loop.watchdog import Watchdog
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_SERVER_URL = "http://127.0.0.1:8100"
+"""Where `verl-mixed serve-tools` listens, for a config without `tool_config`, where TOOL_SERVER_URL
+is not set."""
 
 STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu", "openai"})
 """Backends that can stop at a string. vLLM needs a tokenizer for that, with which verl starts it
@@ -43,6 +49,8 @@ class LoopSettings:
     """The part of the run config that agent loops read, and their shared state."""
 
     mixed: MixedConfig
+    """Without sources in a recipe of verl's own, which has no `mixed`."""
+
     tools: ToolConfig
     budget: Budget
     """Limits of sources that have none of their own."""
@@ -68,6 +76,11 @@ class LoopSettings:
 
     error_counts: Counter[str] = field(default_factory=Counter)
     """Kind of an error in a loop -> how often it occurred."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether rewards of this project judge. Without sources, verl's reward loop does."""
+        return bool(self.mixed.sources)
 
     def budget_of(self, source: str, step_deadline: float | None = None) -> Budget:
         """Limits of one trajectory of a source. The deadline of its step is on `time.monotonic`."""
@@ -146,6 +159,7 @@ def settings_of(config: DictConfig) -> LoopSettings:
 
     Raises:
         ConfigError: `mixed` or `tool_config` has a mistake.
+        ValueError: routes of experts are to be replayed in a recipe of verl's own.
     """
     if id(config) not in _settings:
         _settings[id(config)] = config, _read(config)
@@ -154,17 +168,34 @@ def settings_of(config: DictConfig) -> LoopSettings:
 
 def _read(config: DictConfig) -> LoopSettings:
     rollout = config.actor_rollout_ref.rollout
-    mixed_values = OmegaConf.to_container(config.mixed, resolve=True)
-    tool_values = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
+    tool_values = {
+        "server_url": os.environ.get("TOOL_SERVER_URL") or DEFAULT_SERVER_URL,
+        **_given(config, TOOL_CONFIG),
+    }
+    tools = load_section(ToolConfig, tool_values, TOOL_CONFIG)
+    # A recipe of verl's own has none of these keys. Its folder keeps the limiter of earlier starts.
+    folder = OmegaConf.select(config, "trainer.default_local_dir", default=".")
+    mixed_values = {
+        "experiment": "",
+        "run_dir": str(Path(folder).absolute()),
+        "rate_limit": {"on_config_change": "refuse" if tools.rate_limit_file else "adopt"},
+        **_given(config, "mixed"),
+    }
     mixed = load_section(MixedConfig, mixed_values, "mixed")
+    if not mixed.sources and rollout.get("enable_rollout_routing_replay"):
+        raise ValueError(
+            "rollout.enable_rollout_routing_replay=true: verl's worker gets no routes from this "
+            "project's loops; set it to false, or train with `verl-mixed train`"
+        )
     multi_turn, deadlines = rollout.multi_turn, mixed.deadlines
     return LoopSettings(
         mixed=mixed,
-        tools=load_section(ToolConfig, tool_values, TOOL_CONFIG),
+        tools=tools,
         budget=Budget(
-            max_turns=multi_turn.max_assistant_turns,
+            # a turn has at least one token
+            max_turns=multi_turn.max_assistant_turns or rollout.response_length,
             response_length=rollout.response_length,
-            max_turn_length=multi_turn.max_turn_length,
+            max_turn_length=multi_turn.get("max_turn_length"),
             timeout_s=deadlines.trajectory_s,
             turn_timeout_s=deadlines.turn_s,
             answer_reserve=mixed.turns.answer_reserve,
@@ -175,3 +206,9 @@ def _read(config: DictConfig) -> LoopSettings:
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
         watchdog=Watchdog(deadlines.stuck_after_s),
     )
+
+
+def _given(config: DictConfig, path: str) -> dict[str, Any]:
+    """The values below a key of the config; empty if there is no such key."""
+    values: Any = OmegaConf.select(config, path)
+    return {} if values is None else cast(Any, OmegaConf.to_container(values, resolve=True))

@@ -1,7 +1,7 @@
 """Registers this project's names with verl: the `verl.plugins` entry point of every Ray process.
 
 verl adapter: `verl/__init__.py:55-76` at 0.9.1 imports this module while `import verl` runs, and
-logs a failure at DEBUG only, so that `verl-mixed doctor` and the training process ask `is_loaded`.
+logs a failure at DEBUG only, so the training process and `verl-mixed doctor` ask `is_loaded`.
 
 | name | verl's registry | process that looks it up |
 | --- | --- | --- |
@@ -12,12 +12,12 @@ logs a failure at DEBUG only, so that `verl-mixed doctor` and the training proce
 | `hf`, `vllm_cpu` | `_ROLLOUT_REGISTRY` | training workers, checkpoint workers |
 | `tcp_store` | `CheckpointEngineRegistry` | the trainer, training and checkpoint workers |
 | FSDP2 on `cpu` | `EngineRegistry` | training workers |
+| on `cpu`: process group, saved weights | none: `_on_cpu` | training workers |
 | the run's own namespace | TransferQueue's `interface` | all that read or write rows |
 
-Only the platform is registered at once. Importing all modules that hold the registries would add
-one to three seconds to the start of every process, so each of the other names is registered right
-after verl's module has run. A registration imports no module of ours that imports names from
-another adapter of ours: otherwise the first import of that adapter would close a circle.
+Only the platform is registered at once: importing the modules with the other registries would add
+one to three seconds to the start of every process. A registration imports no module of ours that
+imports names from another adapter of ours, because that would close a circle.
 """
 
 import importlib.abc
@@ -25,6 +25,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -34,16 +35,9 @@ from agent_loop.training.queue_namespace import give_own_namespace, has_own_name
 
 
 def _refuse_agentflys_command(words: Sequence[str]) -> None:
-    """End `python -m verl.trainer.main_ppo agent.agent_type=...` with the command that works.
-
-    AgentFly's fork of verl has these keys. verl itself would say that `agent` is not in a struct.
-
-    Args:
-        words: the command line of the process, Python's own options included.
-    """
-    of_verl = ("verl.trainer.main_ppo", "-mverl.trainer.main_ppo")
-    runs_verl = any(word in of_verl or word.endswith("trainer/main_ppo.py") for word in words)
-    if runs_verl and (typed := next((word for word in words if word.startswith("agent.")), None)):
+    """End a command of AgentFly's fork, whose keys verl does not know, with the one that works."""
+    typed = next((word for word in words if word.startswith("agent.")), None)
+    if typed and any(word.endswith(("trainer.main_ppo", "trainer/main_ppo.py")) for word in words):
         print(
             f"error: {typed}: agent.* are keys of AgentFly's, which verl does not have; type "
             "`verl-mixed train` in place of `python -m verl.trainer.main_ppo`, with the same "
@@ -56,20 +50,24 @@ def _refuse_agentflys_command(words: Sequence[str]) -> None:
 _refuse_agentflys_command(sys.orig_argv)
 
 _TRAINERS = {
-    "mixed_sync": "agent_loop.training.trainer.MixedSyncTrainer",
-    "mixed_colocate_async": "agent_loop.training.trainer.MixedColocateAsyncTrainer",
-    "mixed_separate_async": "agent_loop.training.trainer.MixedSeparateAsyncTrainer",
+    name: f"agent_loop.training.by_name.{name}"
+    for name in ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 }
 
 _ESTIMATORS = {
     name: f"agent_loop.training.advantage.compute_{name}_advantage"
     for name in ("per_session", "state_masked_grpo", "state_masked_remax")
 }
-_CHECKPOINT_ENGINES = {"tcp_store": "cpu_engine.checkpoint_engine.TCPStoreCheckpointEngine"}
+_CHECKPOINTS = {"tcp_store": "cpu_engine.checkpoint_engine.TCPStoreCheckpointEngine"}
 _ROLLOUTS = {
     ("hf", "async"): "cpu_engine.rollout.HFServerAdapter",
     ("vllm_cpu", "async"): "cpu_engine.vllm_cpu.ServerAdapter",
 }
+
+
+def _found(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 class ByName(dict[str, Any]):
@@ -83,31 +81,29 @@ class ByName(dict[str, Any]):
         return super().__contains__(name) or name in self._ours
 
     def __missing__(self, name: str) -> Any:
-        module, _, attribute = self._ours[name].rpartition(".")
-        self[name] = found = getattr(import_module(module), attribute)
+        self[name] = found = _found(self._ours[name])
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
+    """Two functions of verl's module; the first runs again when the module is reloaded."""
+
     register: Callable[[Any], object]
-    """Takes verl's module. It runs again when the module is reloaded."""
-
     is_done: Callable[[Any], bool]
-    """Takes verl's module; whether its registry has the names."""
 
 
-def _register_trainers(trainer_base: Any) -> None:
-    trainer_base.TRAINER_REGISTRY = ByName(trainer_base.TRAINER_REGISTRY, _TRAINERS)
+def _named(registry: str, ours: Mapping[str, str]) -> Registration:
+    """Our names in a registry of verl's: a dotted path in its module."""
+    *path, name = registry.split(".")
 
+    def register(module: Any) -> None:
+        holder = reduce(getattr, path, module)
+        setattr(holder, name, ByName(getattr(holder, name), ours))
 
-def _register_estimators(core_algos: Any) -> None:
-    core_algos.ADV_ESTIMATOR_REGISTRY = ByName(core_algos.ADV_ESTIMATOR_REGISTRY, _ESTIMATORS)
-
-
-def _register_checkpoint_engine(checkpoint_engine: Any) -> None:
-    registry = checkpoint_engine.CheckpointEngineRegistry
-    registry._registry = ByName(registry._registry, _CHECKPOINT_ENGINES)
+    return Registration(
+        register, lambda module: isinstance(reduce(getattr, [*path, name], module), ByName)
+    )
 
 
 def _register_replicas(replica: Any) -> None:
@@ -117,19 +113,28 @@ def _register_replicas(replica: Any) -> None:
 
 
 def _has_engines(transformer_impl: Any) -> bool:
-    from verl.workers.engine.base import EngineRegistry
-
-    engines = EngineRegistry._engines
+    engines = transformer_impl.EngineRegistry._engines
     return all("cpu" in engines[kind]["fsdp2"] for kind in ("language_model", "value_model"))
 
 
+def _on_cpu(name: str, ours: str) -> Registration:
+    """In a process without an accelerator, call ours with verl's and its arguments."""
+
+    def register(module: Any) -> None:
+        from verl.utils.device import get_device_name
+
+        if get_device_name() == "cpu":
+            verls = getattr(module, name)
+            call = wraps(verls)(lambda *given, **named: _found(ours)(verls, *given, **named))
+            setattr(module, name, call)
+
+    return Registration(register, lambda module: True)
+
+
 REGISTRATIONS: Mapping[str, Registration] = {
-    "verl.trainer.ppo.v1.trainer_base": Registration(
-        _register_trainers, lambda module: isinstance(module.TRAINER_REGISTRY, ByName)
-    ),
-    "verl.trainer.ppo.core_algos": Registration(
-        _register_estimators, lambda module: isinstance(module.ADV_ESTIMATOR_REGISTRY, ByName)
-    ),
+    "verl.trainer.ppo.v1.trainer_base": _named("TRAINER_REGISTRY", _TRAINERS),
+    "verl.trainer.ppo.core_algos": _named("ADV_ESTIMATOR_REGISTRY", _ESTIMATORS),
+    "verl.checkpoint_engine": _named("CheckpointEngineRegistry._registry", _CHECKPOINTS),
     "verl.workers.rollout.base": Registration(
         lambda module: module._ROLLOUT_REGISTRY.update(_ROLLOUTS),
         lambda module: _ROLLOUTS.keys() <= module._ROLLOUT_REGISTRY.keys(),
@@ -141,9 +146,11 @@ REGISTRATIONS: Mapping[str, Registration] = {
     "verl.workers.engine.fsdp.transformer_impl": Registration(
         lambda module: import_module("cpu_engine.engine"), _has_engines
     ),
-    "verl.checkpoint_engine": Registration(
-        _register_checkpoint_engine,
-        lambda module: isinstance(module.CheckpointEngineRegistry._registry, ByName),
+    "verl.utils.distributed": _on_cpu(
+        "initialize_global_process_group_ray", "cpu_engine.process_group.initialize"
+    ),
+    "verl.utils.fsdp_utils": _on_cpu(
+        "fsdp2_sharded_save_to_cpu", "cpu_engine.saved_weights.save_copies"
     ),
     "transfer_queue.interface": Registration(give_own_namespace, has_own_namespace),
 }
@@ -151,10 +158,7 @@ REGISTRATIONS: Mapping[str, Registration] = {
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a registration after each run of its module, however often the module is looked for.
-
-    Where the module or the registration raises, the import fails, and the next import tries again.
-    """
+    """Runs a registration after each run of its module; where one raises, the import fails."""
 
     def __init__(self, registrations: Mapping[str, Callable[[Any], object]]) -> None:
         self._registrations = registrations
@@ -186,8 +190,7 @@ def _register_after(spec: ModuleSpec, register: Callable[[Any], object]) -> None
 
 
 def is_loaded() -> bool:
-    """Whether verl has all names of the table above. A module of verl that this process has not
-    imported counts when its registration is waiting for it, so that nothing heavy is imported."""
+    """Whether verl has all names of the table above, or a registration waits for its module."""
     from verl.plugin.platform import PlatformRegistry
 
     if "cpu" not in PlatformRegistry.registered_names():

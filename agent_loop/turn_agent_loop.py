@@ -8,6 +8,7 @@ sessions of the process (`agent_loop.loop_settings`).
 """
 
 import json
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ from agent_loop.turns.trajectory import TRUNCATED
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
 from config.compat import timeout
 from tool_server.wire.protocol import ToolBackend, ToolTimeout
+
+logger = logging.getLogger(__name__)
 
 
 class TurnAgentLoop(AgentLoopBase):
@@ -376,8 +379,8 @@ class JudgedOutput(AgentLoopOutput):
     lose the reward.
     """
 
-    mixed_texts: bytes
-    """`record.pack` of the texts: a column of the batch."""
+    mixed_texts: bytes = b""
+    """`record.pack` of the texts: a column of the batch, except in a recipe of verl's own."""
 
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
@@ -415,19 +418,33 @@ async def judged_outputs(
     The last sequence answers, and all get its reward. A fault in one loses the whole session.
     Sequences without a token of the model are left out, except for the last one.
 
+    In a recipe of verl's own (`LoopSettings.judges` is false) the outputs have a reward only if the
+    loop computed one. verl's reward loop judges the others, and has `answer`, `stop_reason` and
+    `fault` in `extra_info`.
+
     Args:
         rollouts: the sequences of the session, at least one.
         version: current version of the weights, for a sequence without a turn.
+
+    Raises:
+        RuntimeError: the loop's own code raised, in a recipe of verl's own. verl then fails the
+            group, because nobody there stops a run whose sessions are all lost.
     """
     source, last = row["data_source"], rollouts[-1]
     if (lost := next((each for each in rollouts if each.is_lost), None)) is not None:
         _lose_as(last, lost)
-    parts = await judge(last, row, settings, tools, rollouts[:-1])
+    parts: dict[str, Any] = last.verdict or {}
+    if settings.judges:
+        parts = await judge(last, row, settings, tools, rollouts[:-1])
     on_truncated = settings.on_truncated_of(source)
     is_masked = on_truncated == "mask" and last.stop_reason in TRUNCATED
     if last.loop_error is not None:
-        row_id = row["extra_info"]["row_id"]
+        row_id = row["extra_info"].get("row_id", "")
         settings.log_loop_error(source, row_id, last.fault or "", last.loop_error)
+    if last.is_lost and not settings.judges:
+        if last.loop_error is not None:
+            raise RuntimeError(f"the agent loop of source={source} raised {last.fault}")
+        logger.warning("session lost source=%s fault=%s", source, last.fault)
     kept = [each for each in rollouts if each is last or any(turn.tokens for turn in each.turns)]
     for each in kept:
         each.stop_reason = last.stop_reason  # a record says how its session ended
@@ -472,23 +489,33 @@ def _output_of(
     """
     parts, trajectory = facts["reward_parts"], rollout.trajectory
     oldest, newest = rollout.weight_versions or (version, version)
+    extra: dict[str, Any] = {
+        "mixed": {**facts_of(rollout), **facts},
+        "min_global_steps": oldest,
+        "max_global_steps": newest,
+    }
+    if parts:
+        common = {name: parts[name] for name in COMMON_PARTS if name in parts}
+        extra["reward_extra_info"] = common
+    if settings.judges:
+        columns: dict[str, Any] = {"mixed_texts": pack(texts_of(rollout))}
+    else:
+        # those that verl's loops set: all rows of TransferQueue need the same
+        columns = {"mm_processor_kwargs": {}, "mm_processor_output": None}
+        extra |= {"answer": rollout.answer, "fault": rollout.fault}
+        extra["stop_reason"] = str(rollout.stop_reason)
     return JudgedOutput(
         prompt_ids=trajectory.prompt_ids,
         response_ids=trajectory.response_ids,
         response_mask=trajectory.loss_mask(settings.tools.state_masking),
         response_logprobs=trajectory.log_probs,
-        reward_score=parts["score"],
+        reward_score=parts.get("score"),
         # verl counts user, assistant and tool messages
         num_turns=1 + len(rollout.turns) + len(rollout.calls),
         metrics=AgentLoopMetrics(
             generate_sequences=sum(turn.generate_s for turn in rollout.turns),
             tool_calls=sum(turn.tools_s for turn in rollout.turns),
         ),
-        mixed_texts=pack(texts_of(rollout)),
-        extra_fields={
-            "reward_extra_info": {name: parts[name] for name in COMMON_PARTS},
-            "mixed": {**facts_of(rollout), **facts},
-            "min_global_steps": oldest,
-            "max_global_steps": newest,
-        },
+        extra_fields=extra,
+        **columns,
     )

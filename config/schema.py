@@ -476,9 +476,10 @@ class ControlConfig(Section):
 class MixedConfig(Section):
     """The `mixed:` subtree."""
 
-    sources: dict[str, SourceConfig]
+    sources: dict[str, SourceConfig] = {}
     """Source name (as in the rows' `data_source` column) -> its settings. On the command line,
-    `mixed.sources.<name>=null` drops a source of the chosen mixture."""
+    `mixed.sources.<name>=null` drops a source of the chosen mixture. Only a recipe of verl's own,
+    in which verl's reward loop judges, has none."""
 
     prompts: dict[str, PromptConfig] = {}
     """Templates by name, a file of `config/prompts/`. `mixed.sources.<name>.prompt` names one; a
@@ -610,7 +611,9 @@ class MixedConfig(Section):
     @model_validator(mode="after")
     def _some_source_has_a_share(self) -> Self:
         if not self.sources:
-            raise ValueError("sources is empty; name at least one")
+            if "sources" in self.model_fields_set:
+                raise ValueError("sources is empty; name at least one")
+            return self
         if not any(source.takes_part for source in self.sources.values()):
             raise ValueError(
                 "every ratio is 0; give at least one source a ratio above 0 "

@@ -1,11 +1,11 @@
 """Gloo process groups of verl's workers on a CPU, whose store has a port that nobody can take.
 
-verl adapter: `initialize_global_process_group_ray` (utils/distributed.py at 0.9.1), which keeps a
-process group that is there already.
+verl adapter: `initialize_global_process_group_ray` (utils/distributed.py at 0.9.1), which all
+workers of verl call.
 """
 
-# torch has no list of public names there, and `super()` is called in classes mixed into verl's.
-# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+# torch has no list of public names there.
+# pyright: reportPrivateImportUsage=false
 
 import os
 import time
@@ -21,24 +21,23 @@ LOOK_S = 0.05
 """Seconds between two looks for the port of rank 0."""
 
 
-class GlooProcessGroup:
-    """Base class of a worker: makes the process group before verl does, for two reasons.
+def initialize(verls: Any, timeout_second: int | None = None, backend: str | None = None) -> None:
+    """In place of verl's function on a CPU, for two reasons. All arguments but `verls` are verl's.
 
-    verl would ask for "cpu:gloo,cpu:gloo" (utils/distributed.py:89), which torch refuses. And verl
+    verl asks for "cpu:gloo,cpu:gloo" (utils/distributed.py:89), which torch refuses. And verl
     chooses MASTER_PORT long before rank 0 listens on it (single_controller/ray/base.py:91); another
     process may have the port by then, which ends the run.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(
-                "cpu:gloo",
-                store=_open_store(),
-                rank=int(os.environ["RANK"]),
-                world_size=int(os.environ["WORLD_SIZE"]),
-                timeout=TIMEOUT,
-            )
-        super().__init__(*args, **kwargs)
+    if "WG_PREFIX" not in os.environ or "DIST_INIT_METHOD" in os.environ:
+        verls(timeout_second, backend)  # no worker of verl's worker groups
+    elif not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            "cpu:gloo",
+            store=_open_store(),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=TIMEOUT,
+        )
 
 
 def _open_store() -> TCPStore:

@@ -26,7 +26,6 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from cpu_engine.async_decoder import AsyncDecoder
 from cpu_engine.decoder import BatchDecoder, Request
-from cpu_engine.replica import GlooReplica
 from cpu_engine.sampling import Sampling
 from cpu_engine.seeds import seed_from
 
@@ -245,7 +244,7 @@ class HFServer:
         return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
 
 
-class HFReplica(GlooReplica, RolloutReplica):
+class HFReplica(RolloutReplica):
     """Starts one `HFServer`."""
 
     async def launch_servers(self) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import ray
 
-from cpu_engine.replica import GlooReplica
-
 import cpu_engine.vllm_cpu_name  # noqa: F401  # isort: skip  # before verl's
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
@@ -27,7 +25,7 @@ class VLLMCPUServer(vLLMHttpServer):
         return "cpu_engine.vllm_cpu_worker.PackedWeightsExtension"
 
 
-class VLLMCPUReplica(GlooReplica, vLLMReplica):
+class VLLMCPUReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(VLLMCPUServer)

@@ -16,6 +16,8 @@ from samplers.adaptive.curriculum import ChosenRows
 from samplers.ledger import Decision, LedgerEntry, Line, PlanStart, StepEnd
 from samplers.mixture_plan import MixturePlan
 
+REFILL = "trainer.v1.sampler.sync_refill_failed_groups"
+
 _SHOWN = 5  # problems of one kind that a report lists; further ones are counted
 
 
@@ -106,6 +108,20 @@ def _well_formed(lines: Sequence[Line], plan: MixturePlan) -> tuple[list[Decisio
     return decisions, problems
 
 
+def drew_ahead(lines: Sequence[Line]) -> bool:
+    """Whether a step has a prompt that was drawn before the step began, as in asynchronous runs."""
+    drawn: Mapping[str, int] = {}
+    under_way: list[LedgerEntry] = []
+    for line in lines:
+        if isinstance(line, LedgerEntry):
+            under_way.append(line)
+        elif isinstance(line, StepEnd):
+            if any(entry.draw < drawn.get(entry.source, 0) for entry in under_way):
+                return True
+            drawn, under_way = line.drawn, []
+    return False
+
+
 def audit(
     lines: Sequence[Line],
     plan: MixturePlan,
@@ -125,11 +141,13 @@ def audit(
     ends = [line for line in lines if isinstance(line, StepEnd)]
     plans, problems = _plans_of(lines, plan)
     by_step: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    failed: Counter[tuple[int, str]] = Counter()
     for end in ends:
         by_step[end.step] = Counter()
     for entry in entries:
         by_step[entry.step][entry.source] += entry.outcome == "trained"
-    worst, cumulative, due, found = _batches(by_step, plans)
+        failed[entry.step, entry.source] += entry.outcome == "failed"
+    worst, cumulative, due, found = _batches(by_step, failed, plans)
     problems += _steps([end.step for end in ends])
     if plans[-1][1].policy is not None:  # first, because batches after a wrong decision differ too
         problems += _well_formed(lines, plans[-1][1])[1]
@@ -188,7 +206,7 @@ def _decided(plan: MixturePlan, entries: Sequence[LedgerEntry]) -> list[str]:
 
 
 def _batches(
-    by_step: Mapping[int, Counter[str]], plans: Plans
+    by_step: Mapping[int, Counter[str]], failed: Mapping[tuple[int, str], int], plans: Plans
 ) -> tuple[int, Fraction, dict[str, Fraction], list[str]]:
     """(worst batch, largest cumulative error, source -> prompts due in total, problems)"""
     found: list[str] = []
@@ -204,10 +222,16 @@ def _batches(
             error = counts[source] - planned.get(source, 0)
             worst = max(worst, abs(error))
             if error:
-                found.append(
+                words = (
                     f"step {step} trained {counts[source]} prompts of source={source!r}, "
                     f"the plan has {planned.get(source, 0)}"
                 )
+                if error + failed[step, source] == 0:
+                    words += (
+                        f": {-error} failed and left their places empty; {REFILL}=true replaces "
+                        "such prompts"
+                    )
+                found.append(words)
         before = plan.due((step - 1) * plan.batch_size)
         after = plan.due(step * plan.batch_size)
         for source in plan.sources:

@@ -1,4 +1,4 @@
-"""What records say of trajectories: their faults and their trained tokens. Imports no verl."""
+"""Errors, and what records say of trajectories: faults and trained tokens. Imports no verl."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,17 @@ from typing import Any
 
 class SourceStarved(RuntimeError):
     """A source cannot fill its quota. Ray sends this error to processes that do not import verl."""
+
+
+class RecipeError(ValueError):
+    """The recipe cannot have the mixture; the message lists every problem.
+
+    Args:
+        problems: one sentence each.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("cannot train this mixture:\n" + "\n".join(f"- {p}" for p in problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

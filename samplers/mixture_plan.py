@@ -30,20 +30,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplers import prompt_order
-from samplers.adaptive.controller import MILLION, Policy, decide, first_decision
-from samplers.adaptive.curriculum import ChosenRows, MappedOrder
-from samplers.adaptive.windows import Windows
 from samplers.apportionment import apportion, exact_shares
 from samplers.ledger import Decision, LedgerEntry
 from samplers.permutation import RowOrder, order_key
 from samplers.prompt_order import Dues, PromptOrder
 from samplers.shares import Shares, steps_without_ratio
+
+if TYPE_CHECKING:  # a plan with constant ratios needs none of them
+    from samplers.adaptive.controller import Policy
+    from samplers.adaptive.curriculum import ChosenRows, MappedOrder
+    from samplers.adaptive.windows import Windows
 
 _log = logging.getLogger(__name__)
 
@@ -125,8 +127,8 @@ class MixturePlan:
         seed: int,
         apportionment: Apportionment = "carry",
         parts: int | None = None,
-        policy: Policy | None = None,
-        choices: Mapping[str, ChosenRows] | None = None,
+        policy: "Policy | None" = None,
+        choices: "Mapping[str, ChosenRows] | None" = None,
     ):
         schedules: dict[str, Schedule] = {
             name: ratio if isinstance(ratio, Mapping) else {0: ratio}
@@ -342,10 +344,12 @@ class MixturePlan:
         Args:
             entries: the ledger's lines of the last window that is decided.
         """
+        from samplers.adaptive import controller, windows
+
         assert self.policy is not None
-        assert isinstance(self._prompt_order, Windows)
+        assert isinstance(self._prompt_order, windows.Windows)
         asked = self.asked(len(self.decisions))
-        decision = decide(self.policy, asked, self.decisions[-1], entries)
+        decision = controller.decide(self.policy, asked, self.decisions[-1], entries)
         self.decisions.append(decision)
         self._prompt_order.append(self._counts_of(decision))
         self._chunk = None
@@ -358,6 +362,8 @@ class MixturePlan:
 
     def asked(self, window: int) -> dict[str, int]:
         """Source -> its mean share of a window by the configured ratios, in millionths."""
+        from samplers.adaptive.controller import MILLION
+
         assert self.policy is not None
         length = self.policy.window * self.batch_size
         before, after = (self._asked.after(length * (window + more)) for more in (0, 1))
@@ -481,7 +487,7 @@ class MixturePlan:
 
     @classmethod
     def from_description(
-        cls, description: Mapping[str, Any], choices: Mapping[str, ChosenRows] | None = None
+        cls, description: Mapping[str, Any], choices: "Mapping[str, ChosenRows] | None" = None
     ) -> "MixturePlan":
         """The plan with this `description`.
 
@@ -492,7 +498,12 @@ class MixturePlan:
         Raises:
             ValueError: it is no description, or was made with other choices.
         """
+        policy = None
         try:
+            if "policy" in description:
+                from samplers.adaptive.controller import Policy
+
+                policy = Policy(**description["policy"])
             ratios = {
                 name: {int(step): Fraction(share) for step, share in shares.items()}
                 for name, shares in description["ratios"].items()
@@ -506,7 +517,7 @@ class MixturePlan:
                 description["seed"],
                 description["apportionment"],
                 description.get("parts", 0),
-                Policy(**description["policy"]) if "policy" in description else None,
+                policy,
                 known,
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -553,9 +564,13 @@ class MixturePlan:
         if self.policy is None:
             self._prompt_order = PromptOrder(self._asked)
         else:
-            self.decisions = self.decisions or [first_decision(self.policy, self.asked(0))]
+            from samplers.adaptive import controller, windows
+
+            asked = self.asked(0)
+            self.decisions = self.decisions or [controller.first_decision(self.policy, asked)]
             first = self._counts_of(self.decisions[0])
-            self._prompt_order = self._dues = Windows(first, self.policy.window, self.batch_size)
+            window = self.policy.window
+            self._prompt_order = self._dues = windows.Windows(first, window, self.batch_size)
             for decision in self.decisions[1:]:
                 self._prompt_order.append(self._counts_of(decision))
         most = shares.most(self.batch_size)
@@ -569,7 +584,7 @@ class MixturePlan:
         """Source -> (a draw, the rows from this draw on)."""
         self.__dict__.pop("_fingerprint", None)
 
-    def _order_of(self, name: str, most: int) -> RowOrder | MappedOrder:
+    def _order_of(self, name: str, most: int) -> "RowOrder | MappedOrder":
         key = order_key(self.seed, name)
         if (choice := self.choices.get(name)) is None:
             return RowOrder(self.sizes[name], most, key)

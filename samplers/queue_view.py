@@ -3,7 +3,8 @@
 verl adapter: `ReplayBuffer` (trainer/ppo/v1/replay_buffer.py at 0.9.1) lists all keys at each poll,
 and searches all of them for those of some groups. Here a loop worker names each group that ended in
 a partition of its own, and a poll reads this partition. The keys are listed as a whole at the first
-poll, before a validation, and after `LIST_ALL_S` without a group that ended.
+poll, before a validation, and after `LIST_ALL_S` without a group that ended. verl's own loop
+workers name nothing, and all keys are listed at each poll, as verl does.
 """
 
 # verl has no type annotations.
@@ -31,11 +32,21 @@ ENDED = "ended"
 LIST_ALL_S = 60.0
 """Seconds without a group that ended, after which all keys are listed in case a name was lost."""
 
+MAX_POLL_S, LISTING_SHARE = 2.0, 20
+"""Where nobody names groups, each poll lists all keys. The next poll is so many times the duration
+of a listing later, and at most verl's interval."""
+
 _log = logging.getLogger(__name__)
 
 
 def source_of(uid: str) -> str:
     return prompt_of(uid)[0]
+
+
+def prompts_under_way() -> set[str]:
+    """uids of the training prompts that were started and are not trained yet."""
+    tags = (tq.kv_list("train") or {}).get("train", {})
+    return {key for key, tag in tags.items() if tag.get("is_prompt")}
 
 
 class QueueView:
@@ -48,9 +59,16 @@ class QueueView:
     finished_keys: Any
     failure_keys: Any
     prompt_global_steps: Any
+    poll_interval: float
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        are_named: bool = True,
+        **options: Any,
+    ) -> None:
         self._clock = clock
+        self._are_named = are_named
         self._list_at: float | None = None
         """When all keys are to be listed; None: at the next poll."""
         self._keys: defaultdict[str, defaultdict[str, list[str]]] = _no_keys()
@@ -70,13 +88,19 @@ class QueueView:
         self._list_at = None
 
     def _sync_metadata_from_transfer_queue(self) -> None:
+        if not self._are_named:
+            began = self._clock()
+            self._list_all()
+            took_s = self._clock() - began
+            self.poll_interval = min(MAX_POLL_S, max(self.poll_interval, LISTING_SHARE * took_s))
+            return
         if self._list_at is not None:
             self._read_ended()
         if self._list_at is None or self._clock() >= self._list_at:
             self._list_all()
 
     def _list_all(self) -> None:
-        was_lost = self._list_at is not None
+        was_lost = self._list_at is not None and self._are_named
         before = self.finished_keys["train"] | self.failure_keys["train"]
         super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
         self._keys = _no_keys()

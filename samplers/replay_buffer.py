@@ -46,9 +46,7 @@ from samplers.lead import FlightTimes, Lead, lead_of, to_start
 from samplers.ledger import Outcome
 from samplers.queue_view import QueueView
 from samplers.uid import group_of, prompt_of, session_of
-
-OF_REWARD = "reward"
-"""verl's `FILTER_GROUPS_REWARD_METRIC`, for which verl 0.9.0 has no name: the reward itself."""
+from samplers.verl_releases import HAS_WAIT, OF_REWARD
 
 UNBOUNDED = 50
 """Factor for sources without a bound on their staleness. If all open groups are trained within n
@@ -94,6 +92,16 @@ class Mixture:
 
     check: Callable[[], None] = lambda: None
     """Raises if a process is gone without which no group can finish; called every `CHECK_S`."""
+
+    sampled: Callable[[Any], Mapping[str, float]] = lambda batch: {}
+    """Called with each batch that is about to be trained; returns metrics of the step."""
+
+    own_loops: bool = True
+    """Whether the loop workers are those of this project: they name the groups that ended, and
+    their rows have records. verl's do neither."""
+
+    limits: str = "mixed"
+    """Where the config has `max_wait_s` and `max_replacements`, for error messages."""
 
 
 class _Finished(NamedTuple):
@@ -155,8 +163,16 @@ class _ExactQuotas(QueueView):
 
         self._waited: defaultdict[str, float] = defaultdict(float)
         self._waited_before: Mapping[str, float] = {}
+        self.selected: list[str] = []
+        """The groups of the last batch."""
+
         options.setdefault("poll_interval", POLL_INTERVAL_S)
-        super().__init__(clock=mixture.clock, refill_fn=self._refill, **options)
+        super().__init__(
+            clock=mixture.clock,
+            are_named=mixture.own_loops,
+            refill_fn=self._refill,
+            **options,
+        )
 
     def take_given_up(self) -> list[GivenUp]:
         """The groups evicted since the last call."""
@@ -167,6 +183,18 @@ class _ExactQuotas(QueueView):
         """The lost trajectories of groups that were dropped untrained since the last call."""
         taken, self._losses = self._losses, []
         return taken
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        if partition_id != "train":
+            self.list_all_next()
+        elif self.trainer_mode == "sync" or not HAS_WAIT:
+            self._begin(global_steps, batch_size)
+        batch, metrics = super().sample(  # type: ignore[misc]
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+        if partition_id == "train":
+            metrics.update(self.mixture.sampled(batch))
+        return batch, metrics
 
     def take_waits(self) -> dict[str, float]:
         """source -> seconds that sampling waited for its quota since the last call."""
@@ -183,6 +211,7 @@ class _ExactQuotas(QueueView):
 
     def _begin(self, global_steps: int, groups: int) -> None:
         """Begin to wait for a batch with this number of groups."""
+        self._pause()
         self._quota = self.mixture.quota(groups)
         self._since, self._step = self.mixture.clock(), global_steps
         self._waited_before = self._waited.copy()
@@ -191,6 +220,14 @@ class _ExactQuotas(QueueView):
         self._last_fault.clear()
         if self.trainer_mode == "sync":
             self._owed.clear()  # verl clears its own count at the end of a step too
+
+    _busy_s: float = 0.0
+    """Seconds since the dispatch in which the trainer did not wait for groups."""
+
+    def _pause(self) -> None:
+        now = self.mixture.clock()
+        self._busy_s += now - self._left_at
+        self._left_at = now
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         finished = super()._sampleable_terminal_keys(partition_id, eviction_reasons)  # type: ignore[misc]
@@ -226,7 +263,7 @@ class _ExactQuotas(QueueView):
     ) -> Any:
         if partition_id != "train":
             return super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)  # type: ignore[misc]
-        selected = [uid for own in self._ready.values() for uid in own]
+        self.selected = selected = [uid for own in self._ready.values() for uid in own]
         counts = Counter(prompt_of(uid)[0] for uid in selected)
         assert counts == {s: n for s, n in self._quota.items() if n}, (counts, self._quota)
         for source, own in self._ready.items():
@@ -259,7 +296,7 @@ class _ExactQuotas(QueueView):
         checked once, and filtered if fewer than two trajectories are valid, or if the valid ones
         have equal rewards, because its advantages are zero.
         """
-        if self.filter_groups_metric is None:
+        if self.filter_groups_metric is None or not self.mixture.own_loops:
             return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
         verdicts = self._dapo_classification_cache[partition_id]  # uid -> shared value, or None
         known = set(verdicts)
@@ -306,7 +343,8 @@ class _ExactQuotas(QueueView):
         for uid in sorted(evicted, key=prompt_of):
             source, _ = prompt_of(uid)
             why: Outcome = "stale" if uid in stale else "filtered" if uid in filtered else "failed"
-            judged, solved = self._solved.get(uid, (0, 0)) if why == "filtered" else (None, None)
+            is_known = why == "filtered" and self.mixture.own_loops
+            judged, solved = self._solved.get(uid, (0, 0)) if is_known else (None, None)
             self.given_up.append(GivenUp(uid=uid, why=why, judged=judged, solved=solved))
             self._replaced[source][why] += 1
             # In sync mode, verl starts two prompts for a filtered group.
@@ -317,7 +355,7 @@ class _ExactQuotas(QueueView):
 
     def _note_losses(self, partition_id: str, dropped: set[str]) -> None:
         """Read the lost trajectories of groups before the groups are cleared."""
-        if not dropped:
+        if not dropped or not self.mixture.own_loops:
             return
         keys = self._keys_of(partition_id, dropped)
         sizes = Counter(map(group_of, {session_of(key) for key in keys}))
@@ -387,13 +425,13 @@ class _ExactQuotas(QueueView):
         return self._quota.get(source, 0) - len(self._ready.get(source, ()))
 
     def _check_patience(self) -> None:
-        waited_s = self.mixture.clock() - self._since
+        waited_s, limits = self.mixture.clock() - self._since, self.mixture.limits
         if waited_s > self.mixture.max_wait_s and not any(map(self._missing, self._quota)):
             raise SourceStarved(
                 f"step={self._step} has the groups of its batch and waits for others in flight: "
                 f"{dict(+self.in_flight)}, which would become too stale or belong to this step; "
                 f"waited {waited_s:.0f} s, {self.mixture.max_wait_s:g} s are allowed; look for a "
-                "stuck tool or engine, or raise mixed.max_wait_s"
+                f"stuck tool or engine, or raise {limits}.max_wait_s"
             )
         for source, quota in self._quota.items():
             replaced = self._replaced[source]
@@ -402,10 +440,12 @@ class _ExactQuotas(QueueView):
                 continue
             if replaced.total() > limit:
                 cause = f"{replaced.total()} prompts of it were replaced, {limit} are allowed"
-                remedy = "look for what its groups have in common, or raise mixed.max_replacements"
+                remedy = (
+                    f"look for what its groups have in common, or raise {limits}.max_replacements"
+                )
             elif waited_s > self.mixture.max_wait_s:
                 cause = f"waited {waited_s:.0f} s, {self.mixture.max_wait_s:g} s are allowed"
-                remedy = "look for a stuck tool or engine, or raise mixed.max_wait_s"
+                remedy = f"look for a stuck tool or engine, or raise {limits}.max_wait_s"
             else:
                 continue
             have = {
@@ -421,15 +461,6 @@ class _ExactQuotas(QueueView):
 
 class MixedReplayBuffer(_ExactQuotas, ReplayBuffer):
     """Synchronous training."""
-
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        if partition_id == "train":
-            self._begin(global_steps, batch_size)
-        else:
-            self.list_all_next()
-        return super().sample(
-            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
-        )
 
 
 class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
@@ -475,18 +506,11 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
     _training_s: float = 0.0
     """Smoothed seconds of a step in which the trainer does not wait for groups."""
 
-    _busy_s: float = 0.0
-
     def _end_of_training(self) -> None:
         """Count the time since the last batch was sampled, at the first dispatch of a step."""
         self._pause()
         self._training_s += (self._busy_s - self._training_s) / 4
         self._busy_s = 0.0
-
-    def _pause(self) -> None:
-        now = self.mixture.clock()
-        self._busy_s += now - self._left_at
-        self._left_at = now
 
     def _most_versions(self, source: str) -> int | None:
         """Most model versions that a trajectory of a source may span; None without a bound."""
@@ -511,9 +535,11 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
         enough = super()._has_enough_samples(
             global_steps, partition_id, batch_size, sampleable_keys
         )
-        if not enough or partition_id != "train" or self.max_off_policy_strategy != "wait":
-            return enough
-        return not any(self._must_wait(source, global_steps) for source in self._quota)
+        if enough and partition_id == "train":
+            if self.max_off_policy_strategy == "wait":
+                enough = not any(self._must_wait(source, global_steps) for source in self._quota)
+            self._left_at = self.mixture.clock()  # the end of the wait, unless it goes on
+        return enough
 
     def _must_wait(self, source: str, global_steps: int) -> bool:
         """Whether older groups would become too stale if younger ones took their seats now.
@@ -544,14 +570,11 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
         return False
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> Any:
-        if partition_id != "train":
+        if partition_id == "train":
+            self._begin(global_steps, target_count)
+        else:
             self.list_all_next()
-            return super().wait_for_sampleable(global_steps, partition_id, target_count)
-        self._pause()
-        self._begin(global_steps, target_count)
-        found = super().wait_for_sampleable(global_steps, partition_id, target_count)
-        self._left_at = self.mixture.clock()
-        return found
+        return super().wait_for_sampleable(global_steps, partition_id, target_count)
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
         if partition_id == "train" and self.train_batch_size is not None:

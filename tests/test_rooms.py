@@ -40,6 +40,7 @@ ROOMS = {
     "limiter": (("rate_limit.file_limiter",), 2_600),
     "plugin": (("agent_loop.plugin",), 500),
     "plugin, in a process that uses all of verl": (("verl", *OF_VERL), 500),
+    "door": (("verl_mixed.recipe",), 5_500),
     "trainer": (("agent_loop.training.trainer",), 15_000),
 }
 """Room -> what is imported, and how many lines of ours that may load."""
@@ -109,8 +110,9 @@ def test_an_import_loads_no_more_of_ours_than_its_room_may(room: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_core_needs_nothing_that_verl_and_torch_do_not_bring() -> None:
-    files = of_ours(loaded(ROOMS["core"][0]))
+@pytest.mark.parametrize("room", ["core", "door"])
+def test_the_core_needs_nothing_that_verl_and_torch_do_not_bring(room: str) -> None:
+    files = of_ours(loaded(ROOMS[room][0]))
     needed = foreign(name for file in files for name in imported_by(file))
     assert needed <= brought("verl[verl-core]", "torch")
     assert {"numpy", "msgspec", "verl"} <= needed

@@ -102,3 +102,38 @@ def test_a_worker_of_ray_finds_our_packages_before_the_users_modules(folder: Pat
     _, schema, where, first = said.split()
     assert (schema, where) == (str(ROOT / "config" / "schema.py"), "here")
     assert first != str(folder)
+
+
+DOOR = "import verl_mixed.recipe, samplers, config; print(samplers.MINE, config.LR)"
+
+
+@pytest.fixture
+def recipes_folder(tmp_path: Path) -> Path:
+    """A folder with a recipe of verl's, and with names of the core."""
+    (tmp_path / "samplers").mkdir()
+    (tmp_path / "samplers" / "__init__.py").write_text("MINE = 'mine'\n")
+    (tmp_path / "samplers" / "audit.py").write_text("the door does not load ours\n")
+    (tmp_path / "config.py").write_text("LR = 1e-6\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_door_opens_beside_a_users_modules_of_the_same_names(recipes_folder: Path) -> None:
+    done = _run(recipes_folder, sys.executable, "-c", DOOR, PYTHONPATH=f"{recipes_folder}:{ROOT}")
+    assert done.stdout.split()[-2:] == ["mine", "1e-06"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("samplers/ledger.py", "", "samplers/ledger.py hides samplers.ledger of this project"),
+        ("config.py", "raise SystemExit(2)", "cannot import 'config' of this folder, which hides"),
+    ],
+)
+def test_a_users_module_that_the_door_needs_itself_is_named(
+    recipes_folder: Path, name: str, text: str, words: str
+) -> None:
+    (recipes_folder / name).write_text(text)
+    done = _run(recipes_folder, sys.executable, "-c", DOOR, PYTHONPATH=f"{recipes_folder}:{ROOT}")
+    assert done.returncode == 1 and words in done.stderr.splitlines()[-1], done.stderr

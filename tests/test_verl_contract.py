@@ -113,7 +113,7 @@ def test_our_names_stand_in_verls_registries():
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    assert get_trainer_cls("mixed_sync").__module__ == "agent_loop.training.trainer"
+    assert get_trainer_cls("mixed_sync").__module__ == "agent_loop.training.by_name"
     assert get_adv_estimator_fn("state_masked_grpo").__module__ == "agent_loop.training.advantage"
     assert get_rollout_class("hf").__name__ == "HFServerAdapter"
     assert RolloutReplicaRegistry.get("hf").__name__ == "HFReplica"
@@ -170,16 +170,11 @@ def test_the_methods_of_trainers_and_buffers_that_we_extend_are_verls():
     from agent_loop.training.checkpoints import Checkpoints
     from agent_loop.training.optimizer_steps import OptimizerSteps
     from samplers import replay_buffer
+    from samplers.exact_updates import ExactUpdates
 
-    ours = {
-        trainer.MixedSyncTrainer: "mixed_sync",
-        trainer.MixedColocateAsyncTrainer: "mixed_colocate_async",
-        trainer.MixedSeparateAsyncTrainer: "mixed_separate_async",
-    }
-    for kind, name in ours.items():
-        assert get_trainer_cls(name) is kind
-        theirs = get_trainer_cls(vars(kind)["MODE"])
-        for part in (OptimizerSteps, Accounts, Checkpoints, trainer._MixedTrainer):
+    for mode in ("sync", "colocate_async", "separate_async"):
+        theirs = get_trainer_cls(mode)
+        for part in (ExactUpdates, OptimizerSteps, Accounts, Checkpoints, trainer._MixedTrainer):
             for method in _extended(part):
                 assert callable(getattr(theirs, method)), f"{theirs.__name__}.{method}"
     for method in _extended(replay_buffer._ExactQuotas):

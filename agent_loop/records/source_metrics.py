@@ -296,11 +296,6 @@ def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, i
     return dict(Counter(group[0].source for group in groups_of(trajectories).values()))
 
 
-def ratio_error(planned: Mapping[str, int], trained: Mapping[str, int]) -> int:
-    """The largest difference between planned and trained prompts of a source."""
-    return max(abs(planned.get(s, 0) - trained.get(s, 0)) for s in planned.keys() | trained.keys())
-
-
 def validation_metrics(records: Sequence[Record]) -> dict[str, float]:
     """`mixed/<source>/val/...` of one validation; a lost trajectory does not count as a failed one.
 

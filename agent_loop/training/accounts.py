@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.debug import marked_timer
 
@@ -33,7 +32,6 @@ from agent_loop.records.source_metrics import (
     groups_of,
     loop_lag_metrics,
     prompts_per_source,
-    ratio_error,
     sessions_of,
     source_metrics,
     staleness_metrics,
@@ -56,6 +54,7 @@ from agent_loop.training.trainer_state import Prepared, TrainerState
 from agent_loop.turns.codec import codec_of
 from samplers.adaptive.controller import MILLION, mean_advantage
 from samplers.ledger import Decision, LedgerEntry, Outcome
+from samplers.queue_view import prompts_under_way
 from samplers.uid import prompt_of
 
 logger = logging.getLogger(__name__)
@@ -104,21 +103,10 @@ class Accounts(TrainerState):
             logger.warning("step=%d %s", self.global_steps, late)
         metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
         metrics.update(pace_metrics(self.replay_buffer.take_waits(), self.replay_buffer.lead))
-        metrics.update(self._ratio_errors(prompts_per_source(self._trajectories)))
+        metrics.update(self.door.ratio_errors(prompts_per_source(self._trajectories)))
         metrics["mixed/state_masking"] = float(self._state_masking)
         self._step_metrics = metrics
         self.plan.trained = self.global_steps * self.plan.batch_size
-
-    def _ratio_errors(self, trained: Mapping[str, int]) -> dict[str, float]:
-        """Prompts by which the batch misses its quotas, and the run so far the prompts due."""
-        planned = self.plan.counts(self.global_steps - 1)
-        self._miscounted.update({name: trained.get(name, 0) - planned[name] for name in planned})
-        ahead = self.plan.ahead(self.global_steps * self.plan.batch_size)
-        ahead += [self._miscounted[name] for name in self.plan.sources]
-        return {
-            "mixed/ratio_error/max": float(ratio_error(planned, trained)),
-            "mixed/ratio_error/cumulative_max": float(np.abs(ahead).max()),
-        }
 
     def _check_faults(self, trajectories: list[TrainedTrajectory]) -> None:
         """Stop the run where too many sessions of a batch were lost.
@@ -231,7 +219,7 @@ class Accounts(TrainerState):
         given_up = {own.uid: own for own in self.replay_buffer.take_given_up()}
         entries = [self._entry(uid, "trained", group) for uid, group in groups.items()]
         if self.global_steps >= self.total_training_steps:
-            under_way = _prompts_under_way()
+            under_way = prompts_under_way()
             entries += [self._entry(uid, "unfinished", []) for uid in under_way]
             given_up = {uid: own for uid, own in given_up.items() if uid not in under_way}
         for uid, own in given_up.items():
@@ -268,11 +256,7 @@ class Accounts(TrainerState):
     def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
         source, draw = prompt_of(uid)
         row = int(self.plan.rows(source, [draw])[0])
-        if group:
-            row_id = group[0].row_id
-        else:
-            stored = self.train_dataset.dataframe[int(self._index[source][row])]
-            row_id = stored["extra_info"]["row_id"]
+        row_id = group[0].row_id if group else self.train_dataset.row_id(source, row)
         judged = [t.reward for t in group if t.is_judged]
         return LedgerEntry(
             step=self.global_steps,
@@ -354,9 +338,3 @@ def _line_of(
         "log_probs": tokens.log_probs,
         **joined(t.record, tokens.texts),
     }
-
-
-def _prompts_under_way() -> list[str]:
-    """uids of the prompts that were started and are not trained yet."""
-    items = (tq.kv_list("train") or {}).get("train", {})
-    return [key for key, tag in items.items() if tag.get("is_prompt")]

@@ -53,8 +53,16 @@ def compute_state_masked_grpo_advantage(
 
     Returns:
         (advantages, returns), both (B, T) and equal: 0 where the mask is 0.
+
+    Raises:
+        RuntimeError: a trainer of verl's own has a session of several rows.
+        ValueError: `scale` is set, and the uids are not ours.
     """
     settings = _settings(config)
+    if sessions_of_sequences.get(None) is None:  # a trainer of verl's own
+        from agent_loop.training.stock_trainer import refuse
+
+        refuse(index, settings.scale)
     with torch.no_grad():
         rewards = token_level_rewards.sum(dim=-1, dtype=torch.float64)  # (B,)
         valid = response_mask.bool().any(dim=-1)  # (B,)
@@ -121,7 +129,7 @@ def compute_state_masked_remax_advantage(
 
 
 sessions_of_sequences: ContextVar[tuple[str, np.ndarray]] = ContextVar("sessions_of_sequences")
-"""Name of an estimator, and (B,) the number of each sequence's session; set by the trainer."""
+"""Name of an estimator, and (B,) the number of each sequence's session; our trainers set it."""
 
 
 def compute_per_session_advantage(

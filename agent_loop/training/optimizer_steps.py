@@ -35,19 +35,17 @@ from agent_loop.training.session_loss import SESSION_SHARE, session_loss_of
 from agent_loop.training.session_rules import faults_of_sequences
 from agent_loop.training.trained_batch import (
     FixedInfo,
-    Sizes,
     chunks,
     copy_of,
     fetch,
     fill_with_zeros,
-    lay_out,
-    place_of,
     read_baselines,
     read_trajectories,
     write_column,
     write_temperatures,
 )
 from agent_loop.training.trainer_state import TrainerState
+from samplers.exact_updates import place_of
 from samplers.uid import group_of, prompt_of, session_of
 
 logger = logging.getLogger(__name__)
@@ -62,29 +60,6 @@ class LauncherEnded(RuntimeError):
 
 
 class OptimizerSteps(TrainerState):
-    def _quota(self, groups: int, update: int | None = None) -> dict[str, int]:
-        """Source -> its groups among the next `groups` groups of the plan.
-
-        Args:
-            update: counts from this optimizer update of the step on, in updates of `groups` groups;
-                None counts from the batch that is sampled next.
-        """
-        first = self._next_group()
-        if update is not None:
-            first = (self.global_steps - 1) * self.plan.batch_size + update * groups
-        return self.plan.counts_between(first, first + groups)
-
-    def _next_group(self) -> int:
-        """Groups of the plan before the batch that is sampled next."""
-        done = self.local_trigger_step * (self.plan.batch_size // self.parameter_sync_step)
-        return (self.global_steps - 1) * self.plan.batch_size + done
-
-    def _seats(self, later: int) -> dict[str, int]:
-        """source -> its groups from the next batch to the end of the step that is `later` steps
-        after this one."""
-        last = (self.global_steps + later) * self.plan.batch_size
-        return self.plan.counts_between(self._next_group(), last)
-
     def _balance_batch(
         self,
         batch: KVBatchMeta,
@@ -94,18 +69,10 @@ class OptimizerSteps(TrainerState):
     ) -> KVBatchMeta:
         # Order by source and draw: the order in which groups finished must not matter.
         batch.reorder(sorted(range(len(batch)), key=lambda row: place_of(batch.keys[row])))
-        groups = self._check_composition(batch.keys)
+        self._check_composition(batch.keys)
         # Read while the training processes compute log-probs, see `_take_trajectories`.
         self._reading = self._reader.submit(read_trajectories, copy_of(batch))
-        per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
-        start = self.local_trigger_step * groups // per_update
-        quotas = [
-            self._quota(per_update, update) for update in range(start, start + groups // per_update)
-        ]
-        batch, self._rows_per_update, balance = lay_out(
-            batch, quotas, self._sizes(), self.tokenizer.eos_token_id
-        )
-        metrics.update(balance)
+        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         if self._temperatures:
             of_rows = (
                 {t.key: t.record.get("temperature") for t in self._reading.result()}
@@ -149,8 +116,8 @@ class OptimizerSteps(TrainerState):
                 )
         self._check_faults(trajectories)
 
-    def _check_composition(self, keys: Sequence[str]) -> int:
-        """Count the groups of a batch, and refuse sources that are not those of the plan.
+    def _check_composition(self, keys: Sequence[str]) -> None:
+        """Refuse a batch whose groups are not those of the plan.
 
         Raises:
             MixtureError: a group is missing, short, or of another source than planned.
@@ -161,7 +128,8 @@ class OptimizerSteps(TrainerState):
             sessions.setdefault(uid, set()).add(session)
         trained = Counter(prompt_of(uid)[0] for uid in sessions)
         groups = self.config.data.train_batch_size // self.parameter_sync_step
-        wanted = {source: count for source, count in self._quota(groups).items() if count}
+        planned = self._quota(groups, self.local_trigger_step)
+        wanted = {source: count for source, count in planned.items() if count}
         wanted_n = {source: self._rollout_n(source) for source in trained}
         short = [uid for uid, own in sessions.items() if len(own) < wanted_n[prompt_of(uid)[0]]]
         if trained != wanted or short:
@@ -171,30 +139,9 @@ class OptimizerSteps(TrainerState):
                 "raised: its traceback is in train.log above this line; correct the loop, or have "
                 "such groups replaced (trainer.v1.sampler.sync_refill_failed_groups=true)"
             )
-        return groups
 
     def _rollout_n(self, source: str) -> int:
         return self.mixed.sources[source].rollout_n or self.config.actor_rollout_ref.rollout.n
-
-    def _sizes(self) -> Sizes:
-        workers = self.actor_rollout_wg
-        if "actor" not in workers._dispatch_info:
-            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
-        config = self.config.actor_rollout_ref
-        of_log_probs = [config.rollout]
-        if self.use_reference_policy:
-            of_log_probs.append(config.ref)
-        log_prob_micros = [
-            section.log_prob_micro_batch_size_per_gpu
-            for section in of_log_probs
-            if not section.log_prob_use_dynamic_bsz
-        ]
-        actor = config.actor
-        return Sizes(
-            ranks=max(workers._dispatch_info["actor"]) + 1,
-            update_micro=1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-            log_prob_micro=math.lcm(*log_prob_micros),
-        )
 
     # --- log-probs ----------------------------------------------------------------------------
 
@@ -323,16 +270,14 @@ class OptimizerSteps(TrainerState):
 
     @contextmanager
     def _sessions(self, batch: KVBatchMeta) -> Iterator[None]:
-        """Have the estimator judge sessions, if one has several sequences, while verl computes the
-        advantages."""
+        """Tell the sessions, while verl computes the advantages, and have the estimator judge
+        sessions if one has several sequences."""
         name = self.config.algorithm.adv_estimator
-        if name in RETURNS_OF_TOKENS or not self._has_several_sequences():
-            yield
-            return
+        several = name not in RETURNS_OF_TOKENS and self._has_several_sequences()
         names = [session_of(key) for key in batch.keys]
         token = sessions_of_sequences.set((str(name), np.unique(names, return_inverse=True)[1]))
         try:
-            with self._estimator(PER_SESSION):
+            with self._estimator(PER_SESSION if several else name):
                 yield
         finally:
             sessions_of_sequences.reset(token)
@@ -350,10 +295,6 @@ class OptimizerSteps(TrainerState):
             with open_dict(self.config):
                 algorithm.adv_estimator = own
 
-    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with self._verl_reads_rows_per_update():
-            return super()._update_critic(batch, metrics)
-
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = self._with_row_temperatures(batch)
         mode = self.config.actor_rollout_ref.actor.loss_agg_mode
@@ -365,8 +306,7 @@ class OptimizerSteps(TrainerState):
         if mode == "seq-mean-token-mean" and self._has_several_sequences():
             self._write_shares(batch)
         self._begin_accounts(batch)
-        with self._verl_reads_rows_per_update():
-            return super()._update_actor(batch, metrics)
+        return super()._update_actor(batch, metrics)
 
     def _valid_sessions_per_update(self, batch: KVBatchMeta) -> float:
         """The divisor of the seq-mean losses: sessions of an update with a token with mask 1.
@@ -404,20 +344,3 @@ class OptimizerSteps(TrainerState):
         if not self._has_session_loss:
             self.actor_rollout_wg.set_loss_fn(session_loss_of(self.config.actor_rollout_ref.actor))
             self._has_session_loss = True
-
-    @contextmanager
-    def _verl_reads_rows_per_update(self) -> Iterator[None]:
-        """Make `ppo_mini_batch_size * rollout.n` the rows of one update, while verl reads both.
-
-        verl multiplies the two, which is wrong where groups differ in size.
-        """
-        critic = self.config.critic
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        sizes = actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, rollout.n
-        with open_dict(self.config):
-            actor.ppo_mini_batch_size = critic.ppo_mini_batch_size = self._rows_per_update
-            rollout.n = 1
-            try:
-                yield
-            finally:
-                actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, rollout.n = sizes

@@ -1,7 +1,6 @@
-"""Rows of a trained batch: read from TransferQueue, and ordered for the optimizer updates.
+"""Rows of a trained batch, read from TransferQueue.
 
-verl adapter: `KVBatchMeta` and the padding of trainer/ppo/padding_utils.py at 0.9.1.
-`samplers.balance` decides which group goes into which update.
+verl adapter: `KVBatchMeta` at 0.9.1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -13,41 +12,17 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.utils.seqlen_balancing import (
-    calculate_workload,
-    get_seqlen_balanced_partitions,
-    log_seqlen_unbalance,
-)
 
 from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
 from agent_loop.records.token_metrics import TokenSums, token_sums
 from agent_loop.records.trajectory_record import unpack
-from samplers.balance import deal_groups, imbalance, rows_per_update, spread_rows
 from samplers.faults import trained_tokens_of
 from samplers.uid import group_of, prompt_of
-
-COMPARED_ROWS = 4096
-"""Up to this many rows, verl's own layout is computed too, for `mixed/balance/stock_imbalance`."""
 
 TOKENS_AT_ONCE = 1 << 22
 """Tokens whose values are read from TransferQueue together; some 100 MB with all columns."""
 
 Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The numbers by which the rows of an update must be divisible."""
-
-    ranks: int
-    """Data-parallel ranks of the actor."""
-
-    update_micro: int
-    """Rows of one rank in one forward and backward pass; 1 if passes may differ in size."""
-
-    log_prob_micro: int
-    """Rows of one rank in one pass for log-probs; 1 if passes may differ in size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +54,6 @@ class FixedInfo(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def place_of(key: str) -> tuple[str, int, int, int]:
-    """Place of a row in the plan: source, draw, session, index."""
-    uid, session, index = key.rsplit("_", 2)
-    return *prompt_of(uid), int(session), int(index)
-
-
 def is_padding(tag: Mapping[str, Any]) -> bool:
     return bool(tag.get("is_padding", False))
 
@@ -108,58 +77,6 @@ def fetch(batch: KVBatchMeta | BatchCopy, keys: Sequence[str], fields: Sequence[
 
 def values(data: Any, name: str) -> list[Any]:
     return data.get(name).tolist()
-
-
-def lay_out(
-    batch: KVBatchMeta, quotas: Sequence[Mapping[str, int]], sizes: Sizes, eos_token_id: int
-) -> tuple[KVBatchMeta, int, dict[str, float]]:
-    """Order a batch so that each update holds its quotas, and all ranks have equal work.
-
-    Args:
-        batch: whole groups, without padding.
-        quotas: groups of each source in each update.
-        eos_token_id: token of padding rows, which are added to make the rows divisible.
-
-    Returns:
-        The ordered batch; rows of one update over all ranks; metrics.
-    """
-    rows_of: dict[str, list[int]] = {}
-    for row, key in enumerate(batch.keys):
-        rows_of.setdefault(group_of(key), []).append(row)
-    uids = list(rows_of)
-    weights = _workloads(batch)
-    dealt = deal_groups(
-        [prompt_of(uid)[0] for uid in uids],
-        [sum(weights[row] for row in rows_of[uid]) for uid in uids],
-        quotas,
-    )
-    updates = [[row for group in groups for row in rows_of[uids[group]]] for groups in dealt]
-    size = rows_per_update(
-        [len(rows) for rows in updates], sizes.ranks, sizes.update_micro, sizes.log_prob_micro
-    )
-    real = len(batch)
-    if size * len(updates) > real:
-        batch = upsample_batch_to_divisible_size(batch, size * len(updates), eos_token_id)
-        weights = _workloads(batch)
-        padding = iter(range(real, len(batch)))
-        for rows in updates:
-            rows += [next(padding) for _ in range(size - len(rows))]
-    of_ranks = spread_rows(updates, weights, sizes.ranks)
-    lengths = [tag["seq_len"] for tag in batch.tags]
-    metrics = log_seqlen_unbalance(lengths, of_ranks, prefix="global_seqlen")
-    metrics["mixed/balance/imbalance"] = imbalance(of_ranks, weights)
-    if len(batch) <= COMPARED_ROWS:
-        stock: Any = get_seqlen_balanced_partitions(
-            weights, k_partitions=sizes.ranks, equal_size=True
-        )
-        metrics["mixed/balance/stock_imbalance"] = imbalance(stock, weights)
-    batch.reorder([row for rows in of_ranks for row in rows])
-    return batch, size, metrics
-
-
-def _workloads(batch: KVBatchMeta) -> list[int]:
-    """(B,) verl's estimate of the work of each row."""
-    return calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
 
 
 def write_temperatures(

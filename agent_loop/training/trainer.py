@@ -1,9 +1,7 @@
 """Trainers that train the exact mixture: `mixed_sync`, `mixed_colocate_async`,
 `mixed_separate_async`.
 
-verl adapter: the trainers of trainer/ppo/v1 at 0.9.1, chosen by `trainer.v1.trainer_mode`. verl's
-methods are called and added to. Only the methods that read the dataloader, build the replay buffer
-and order the batch are replaced: prompts come from the mixture plan.
+verl adapter: the trainers of trainer/ppo/v1 at 0.9.1, whose methods are called and added to.
 """
 
 # verl's methods are matched by name; their parameters are untyped or wider than what reaches us.
@@ -13,23 +11,16 @@ and order the batch are replaced: prompts come from the mixture plan.
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
-from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
-from verl.utils.dataset.rl_dataset import collate_fn
 
 from agent_loop.calls.limiter import Limiter, make_limiter, resolve_backend
 from agent_loop.calls.own_limits import open_own_limiters
@@ -47,11 +38,10 @@ from config.agents import BLOCKS, with_blocks
 from config.lookup import files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.adaptive.profiles import choices_for
+from samplers.door import Door, exact_buffer
 from samplers.ledger import Ledger
-from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.planned import plan_for
-from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync, Mixture
-from samplers.uid import make_uid
+from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync
 
 
 class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
@@ -70,21 +60,17 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.trajectory_dir = run_dir / "trajectories"
         self.validation_dir = run_dir / "validation"
         self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
-        self._rows_per_update = 0
         self._trajectories, self._trained = [], {}
-        self._has_session_loss = False
         self._agents_set_temperature = _agents_set_temperature(config)
         self._token_sums, self._prepared = [], None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="mixed-tokens")
         self._writer = FileWriter()
         if self.mixed.wandb_artifacts:
             self._artifacts = Artifacts(self.mixed.experiment)
-        self._miscounted, self._window = Counter(), []
+        self._window = []
         self._step_metrics = {}
         self._exposition = Exposition(self.mixed.experiment, self.mixed.ratios)
         self._stop_file = run_dir / STOP_FILE
-        self._saved_step = 0
-        self._stopping = False
         super().__init__(config)  # type: ignore[call-arg]
 
     def _settle_limiter(self, config: DictConfig) -> Limiter | None:
@@ -106,7 +92,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         super()._init_dataloader()
         dataset: Any = self.train_dataset  # MixedRLHFDataset
         self.val_dataset.is_validation = True
-        index = rows_by_source(dataset.dataframe.with_format("arrow")["data_source"][:])
+        index = dataset.sources()
         self.plan = plan_for(
             self.mixed,
             {name: len(rows) for name, rows in index.items()},
@@ -120,15 +106,9 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
                 keeps=True,
             ),
         )
-        self._index = index
-        self.stream = PlanStream(
-            dataset,
-            self.plan,
-            index,
-            collate_fn,
-            on_change=self.mixed.on_change,
-        )
-        self.train_dataloader = self.stream
+        dataset.follow(self.plan, index)
+        dataset.on_change = self.mixed.on_change
+        self.train_dataloader = dataset  # a checkpoint then holds the plan's state, as in 1.0.0
         self.steps_per_epoch = max(1, self.steps_per_epoch)
 
     def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
@@ -147,56 +127,28 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             self.plan.position += sum(wanted.values())
             self._add_prompts_to_generate(wanted)
 
-    def _next_train_batch(self, num_prompts: int | Mapping[str, int] | None = None) -> TensorDict:
-        """The next prompts of the stream, as verl's batch; by default `data.train_batch_size`."""
-        if isinstance(num_prompts, Mapping):
-            planned, columns = self.stream.replace(num_prompts)
-        else:
-            planned, columns = self.stream.take(num_prompts or self.config.data.train_batch_size)
-        uids = [make_uid(prompt.source, prompt.draw) for prompt in planned]
-        columns["uid"] = np.array(uids, dtype=object)
-        self.replay_buffer.start(uids, self.global_steps)
-        batch = tu.get_tensordict(columns)
-        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         if (step_s := self.mixed.deadlines.step_s) is not None:
             # A replacement gets the time that is left of its step. Asynchronous steps overlap, so
             # that there a prompt gets the time of a whole step.
             is_sync = self.trainer_mode == "sync"
             elapsed_s = time.monotonic() - self._step_began if is_sync else 0.0
             tu.assign_non_tensor_data(batch, "step_seconds_left", max(0.0, step_s - elapsed_s))
-        return batch
+        return super()._submit_batch_to_rollout(batch)
 
     def _build_replay_buffer(self) -> MixedReplayBuffer | MixedReplayBufferAsync:
-        v1 = self.config.trainer.v1
-        is_sync = self.trainer_mode == "sync"
-        metric = self._resolve_filter_groups_metric()
-        filter_groups = self.config.algorithm.get("filter_groups") or {}
-        return (MixedReplayBuffer if is_sync else MixedReplayBufferAsync)(
-            Mixture(
-                quota=self._quota,
-                draw=self._add_prompts_to_generate,
-                give_back=lambda drawn: self.stream.plan.give_back(drawn),
-                seats=self._seats,
-                max_staleness={
-                    name: source.max_staleness
-                    for name, source in self.mixed.sources.items()
-                    if source.max_staleness is not None
-                },
-                ahead=None if self.mixed.lead == "auto" else self.mixed.lead,
-                max_wait_s=self.mixed.max_wait_s,
-                max_replacements=self.mixed.max_replacements,
-                check=self._check_workers,
-            ),
-            trainer_mode=self.trainer_mode,
-            trainer_config=v1.get(self.trainer_mode, {}),
-            max_off_policy_threshold=v1.sampler.max_off_policy_threshold,
-            max_off_policy_strategy=v1.sampler.max_off_policy_strategy,
-            sampler_kwargs=v1.sampler.sampler_kwargs,
-            filter_groups_metric=metric,
-            train_batch_size=self.config.data.train_batch_size,
-            gen_batch_size=1,
-            max_inflight_gen_batches=filter_groups.get("max_inflight_gen_batches", 1),
-            sync_refill_failed_groups=is_sync and bool(v1.sampler.sync_refill_failed_groups),
+        self.door = Door(self)
+        return exact_buffer(
+            self.door,
+            max_staleness={
+                name: source.max_staleness
+                for name, source in self.mixed.sources.items()
+                if source.max_staleness is not None
+            },
+            ahead=None if self.mixed.lead == "auto" else self.mixed.lead,
+            max_wait_s=self.mixed.max_wait_s,
+            max_replacements=self.mixed.max_replacements,
+            check=self._check_workers,
         )
 
     def _check_workers(self) -> None:
@@ -219,29 +171,9 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             self._exposition.close()
 
     def on_step_begin(self) -> None:
-        # verl leaves the value of the last step here until it samples.
-        self.local_trigger_step = 0
         self._step_began = time.monotonic()
         self._trajectories, self._token_sums, self._prepared = [], [], None
         super().on_step_begin()
-
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        if self.config.trainer.device != "cpu":
-            return
-        from cpu_engine.worker import (
-            CPUActorRolloutRefWorker,
-            CPUCriticWorker,
-            CPUDetachActorWorker,
-        )
-
-        separate = self.trainer_mode == "separate_async"
-        worker = CPUDetachActorWorker if separate else CPUActorRolloutRefWorker
-        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
-            if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(worker)
-        if Role.Critic in self.role_worker_mapping:
-            self.role_worker_mapping[Role.Critic] = ray.remote(CPUCriticWorker)
 
 
 def _agents_set_temperature(config: DictConfig) -> bool:
@@ -254,20 +186,13 @@ def _agents_set_temperature(config: DictConfig) -> bool:
     return any("temperature" in (entry.get("let_agent_set") or ()) for entry in agents.values())
 
 
-@register_trainer("mixed_sync")
 class MixedSyncTrainer(_MixedTrainer, PPOTrainerSync):
     MODE = "sync"
 
 
-@register_trainer("mixed_colocate_async")
 class MixedColocateAsyncTrainer(_MixedTrainer, PPOTrainerColocateAsync):
-    """Asynchronous training; rollout and training share their devices."""
-
     MODE = "colocate_async"
 
 
-@register_trainer("mixed_separate_async")
 class MixedSeparateAsyncTrainer(_MixedTrainer, PPOTrainerSeparateAsync):
-    """Asynchronous training; rollout has devices of its own."""
-
     MODE = "separate_async"

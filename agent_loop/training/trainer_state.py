@@ -1,6 +1,5 @@
 """Attributes that the parts of a mixed trainer share: verl's, and those of this project."""
 
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from agent_loop.records.wandb_artifacts import Artifacts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
 from config.schema import MixedConfig
+from samplers.door import Door
+from samplers.exact_updates import ExactUpdates
 from samplers.ledger import Ledger, LedgerEntry
-from samplers.mixture_plan import MixturePlan
 from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync
 
 
@@ -36,25 +36,18 @@ class Prepared:
     """Of all trajectories, by key."""
 
 
-class TrainerState:
+class TrainerState(ExactUpdates):
     """What every part of a mixed trainer may read."""
 
     MODE: ClassVar[str]
     """verl's own name of the mode."""
 
     # set by verl
-    config: Any
-    global_steps: int
-    local_trigger_step: int
-    parameter_sync_step: int
     steps_per_epoch: int
     total_training_steps: int
     trainer_mode: str
     train_dataset: Any
     val_dataset: Any
-    tokenizer: Any
-    actor_rollout_wg: Any
-    use_reference_policy: bool
     role_worker_mapping: dict[Any, Any]
     kl_ctrl_in_reward: Any
     timing_raw: dict[str, Any]
@@ -62,14 +55,11 @@ class TrainerState:
 
     # set by this project
     mixed: MixedConfig
-    plan: MixturePlan
     ledger: Ledger
     metrics_file: MetricsFile
     trajectory_dir: Path
     validation_dir: Path
-    _index: dict[str, Any]
-    """Source -> its rows in the training files."""
-
+    door: Door
     _limiter: Limiter | None
     _tool_limiters: dict[str, Limiter]
     """Name -> limiter of a tool that has a rate of its own."""
@@ -89,7 +79,7 @@ class TrainerState:
     _agents_set_temperature: bool
     """Whether an agent behind the gateway may choose the temperature of a row."""
 
-    _has_session_loss: bool
+    _has_session_loss: bool = False
     """Whether the training processes weight the rows of a session (`session_loss`)."""
 
     _token_sums: list[Future[list[TokenSums]]]
@@ -105,14 +95,8 @@ class TrainerState:
     _artifacts: Artifacts | None = None
     """None: checkpoints and trajectory files are no artifacts (mixed.wandb_artifacts)."""
 
-    _rows_per_update: int
-    """Rows of one optimizer update, padding included, over all ranks."""
-
     _window: list[LedgerEntry]
     """The ledger's lines of the window of steps that is being trained, if shares are decided."""
-
-    _miscounted: Counter[str]
-    """Source -> prompts trained more than planned, over all steps of this process."""
 
     _step_metrics: dict[str, Any]
     _run_dir: Path
@@ -120,6 +104,6 @@ class TrainerState:
     """Whether a launcher started this process; without one, nobody's end ends the run."""
 
     _stop_file: Path
-    _saved_step: int
-    _stopping: bool
+    _saved_step: int = 0
+    _stopping: bool = False
     """Whether somebody asked for the end: this step is the last."""

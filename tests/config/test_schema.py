@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import agent_loop
+import samplers.door
 from config.schema import (
     NOT_SOURCES,
     TAG_FIELDS,
@@ -55,8 +56,8 @@ def test_a_source_may_be_called_as_verl_s_own_datasets_are():
 
 
 def test_all_metrics_of_the_whole_run_are_known():
-    package = Path(agent_loop.__file__).parent
-    code = "".join(path.read_text() for path in package.rglob("*.py"))
+    packages = [Path(str(package.__file__)).parent for package in (agent_loop, samplers.door)]
+    code = "".join(path.read_text() for package in packages for path in package.rglob("*.py"))
     assert set(re.findall(r'"mixed/(\w+)[/"]', code)) == set(NOT_SOURCES)
 
 

@@ -162,7 +162,7 @@ def bare(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OF_THE_CORE = (
     *("samplers.mixture_plan", "samplers.ledger", "samplers.audit", "samplers.planned"),
-    *("samplers.mixed_sampler", "rate_limit.file_limiter", "rate_limit.slots"),
+    *("samplers.mixture_rows", "rate_limit.file_limiter", "rate_limit.slots"),
 )
 """Modules of the core that need no verl; the replay buffers extend verl's."""
 
@@ -176,6 +176,9 @@ def test_the_core_works_without_any_extra(bare: Path, tmp_path: Path) -> None:
         [bare / "verl-mixed", "audit", run], cwd=tmp_path, capture_output=True, text=True
     )
     assert "cannot read rows from" in audit.stderr, audit  # whose files are not recorded
+    (tmp_path / "recipe").mkdir()
+    shutil.copy(run / "ledger.jsonl", tmp_path / "recipe")
+    subprocess.run([bare / "verl-mixed", "audit", "recipe"], cwd=tmp_path, check=True)
 
 
 @pytest.mark.slow

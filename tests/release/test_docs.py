@@ -251,8 +251,15 @@ def open_keys() -> list[re.Pattern[str]]:
     return [pattern(key) for key in config_keys() if "*" in key]
 
 
+OF_A_RECIPE = {
+    *("data.mixture", "data.mixture_base"),
+    *(f"trainer.v1.sampler.sampler_kwargs.{name}" for name in ("max_wait_s", "max_replacements")),
+}
+"""Keys that a recipe of verl's adds to verl's."""
+
+
 def is_key(key: str) -> bool:
-    if key in config_keys() or any(one.fullmatch(key) for one in open_keys()):
+    if key in OF_A_RECIPE or key in config_keys() or any(one.fullmatch(key) for one in open_keys()):
         return True
     return "*" in key and any(map(pattern(key).fullmatch, config_keys()))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.audit import AuditReport, SourceAccount, audit
+from samplers.audit import AuditReport, SourceAccount, audit, drew_ahead
 from samplers.ledger import LedgerEntry, Line, PlanStart, StepEnd
 from samplers.mixture_plan import MixturePlan
 from tests.samplers.made_runs import (
@@ -464,3 +464,9 @@ def test_prompts_under_way_when_the_plan_changed_are_of_the_rows_that_the_first_
         StepEnd(step=3, prompts=4, drawn=dict(first.drawn)),
     ]
     assert audit(lines, second).problems == ()
+
+
+@given(st.integers(0, 6), st.integers(2, 5))
+def test_only_an_asynchronous_run_drew_ahead(ahead: int, steps: int):
+    assert not drew_ahead(run_of(new_plan(), steps, lost=(0, 2)))
+    assert drew_ahead(run_ahead(new_plan(), steps, ahead)) == bool(ahead)

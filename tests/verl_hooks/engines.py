@@ -45,7 +45,7 @@ ENGINES = (
     ),
     Hook(
         "workers.engine_workers:ActorRolloutRefWorker",
-        "cpu_engine/worker.py, config/profile/gpu.yaml: micro-batches of actor and rollout",
+        "config/profile/gpu.yaml: micro-batches of actor and rollout",
         says=(
             "self.config.actor.use_dynamic_bsz == self.config.rollout.log_prob_use_dynamic_bsz",
             "self.config.rollout.log_prob_max_token_len_per_gpu",
@@ -59,12 +59,12 @@ ENGINES = (
     ),
     Hook(
         "experimental.separation.engine_workers:DetachActorWorker._get_strategy_handlers",
-        "cpu_engine/worker.py keeps copies of the weights that a step began with",
+        "cpu_engine/saved_weights.py keeps copies of the weights that a step began with",
         says=("fsdp2_sharded_load_from_cpu", "fsdp2_sharded_save_to_cpu"),
     ),
     Hook(
         "utils.fsdp_utils:fsdp2_sharded_save_to_cpu",
-        "cpu_engine/worker.py: .cpu() copies nothing on a CPU",
+        "cpu_engine/saved_weights.py: .cpu() copies nothing on a CPU",
         says=(
             "cpu_sharded_state[param_name] = (local_cpu_tensor, param._spec)",
             "return cpu_sharded_state",
@@ -72,7 +72,7 @@ ENGINES = (
     ),
     Hook(
         "utils.distributed:initialize_global_process_group_ray",
-        "cpu_engine/process_group.py: a process group that is there already is kept",
+        "cpu_engine/process_group.py: called by every worker, and replaced on a CPU",
         says=("if not torch.distributed.is_initialized():", "init_process_group("),
     ),
     Hook(
@@ -87,13 +87,8 @@ ENGINES = (
         ),
     ),
     Hook(
-        "workers.rollout.replica:RolloutReplica.get_ray_class_with_init_args",
-        "cpu_engine/process_group.py exchanges the class",
-        says=("ray.remote(CheckpointEngineWorker)", "cls=rollout_worker_actor_cls"),
-    ),
-    Hook(
         "checkpoint_engine.base:CheckpointEngineWorker.__init__",
-        "cpu_engine/worker.py: it has a gloo process group",
+        "cpu_engine/process_group.py: the worker of a rollout server has such a group too",
         says=('initialize_global_process_group_ray(timeout_second=None, backend="cpu:gloo")',),
     ),
 )

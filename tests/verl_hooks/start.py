@@ -44,9 +44,4 @@ START = (
         "cluster/placement.py: 2 CPUs a process that only generates",
         says=("[self.gpus_per_replica_node] * self.nnodes", "max_colocate_count=2"),
     ),
-    Hook(
-        "utils.distributed:initialize_global_process_group_ray",
-        "cpu_engine/worker.py: a process group that is there is left alone",
-        says=("if not torch.distributed.is_initialized():", "init_process_group("),
-    ),
 )

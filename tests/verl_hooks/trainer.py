@@ -23,7 +23,8 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._build_replay_buffer",
-        f"{_TRAINER} gives the buffer what verl gives its own, and a custom sampler does not get",
+        "samplers/door.py gives the buffer what verl gives its own, and a custom sampler does not "
+        "get",
         says=(
             'self.trainer_mode == "sync"',
             "max_off_policy_threshold=sampler_config.max_off_policy_threshold",
@@ -55,9 +56,20 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._add_prompts_to_generate",
-        f"{_TRAINER}: {{source: prompts}} goes through verl's refill",
+        "samplers/door.py: {source: prompts} goes through verl's refill",
         says=("self._next_train_batch(num_prompts)", "self._submit_batch_to_rollout(batch)"),
         takes=("num_prompts",),
+    ),
+    Hook(
+        f"{_BASE}._next_train_batch",
+        "samplers/door.py is called in its place",
+        says=('tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)',),
+        takes=("num_prompts",),
+    ),
+    Hook(
+        f"{_BASE}._fetch_one_gen_batch",
+        "samplers/door.py gives a uid that holds source and draw",
+        says=("iter(self.train_dataloader)", 'batch_dict["uid"]', "tu.get_tensordict(batch_dict)"),
     ),
     Hook(
         f"{_BASE}.prepare_step",

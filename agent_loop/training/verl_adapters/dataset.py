@@ -18,9 +18,10 @@ from config.schema import (
     load_section,
     template_of,
 )
+from samplers.mixture_rows import MixtureRows
 
 
-class MixedRLHFDataset(RLHFDataset):
+class MixedRLHFDataset(MixtureRows, RLHFDataset):
     """Rows of `RLHFDataset` with four changes.
 
     | column | value |

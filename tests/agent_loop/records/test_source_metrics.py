@@ -8,8 +8,6 @@ from agent_loop.records.source_metrics import (
     TrainedTrajectory,
     eviction_metrics,
     loop_lag_metrics,
-    prompts_per_source,
-    ratio_error,
     source_metrics,
     staleness_metrics,
     validation_metrics,
@@ -139,12 +137,6 @@ def test_the_lag_of_a_step_is_that_of_all_but_one_in_a_hundred_trajectories():
     for at, row in enumerate(rows[1:]):
         row.record["loop_lag_s"] = 0.2 if at < 297 else 9.0
     assert loop_lag_metrics(rows) == {"mixed/loop_lag_s/p99": pytest.approx(0.2)}
-
-
-def test_ratio_error_is_the_largest_difference_in_prompts():
-    trained = prompts_per_source([trajectory("nq", "a", 1.0), trajectory("math", "b", 1.0)])
-    assert ratio_error({"nq": 1, "math": 1}, trained) == 0
-    assert ratio_error({"nq": 2, "taco": 1}, trained) == 1
 
 
 def test_validation_is_counted_per_source_and_without_what_was_lost():

@@ -1,5 +1,7 @@
 """State-masked GRPO against verl's GRPO and against its definition."""
 
+from dataclasses import asdict
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
+from verl.trainer.config import AlgoConfig
 
 from agent_loop.training.advantage import (
     STATE_MASKED_GRPO,
@@ -218,3 +221,81 @@ def test_a_session_is_judged_once_and_its_advantage_is_on_the_tokens_of_all_its_
     )
     assert torch.equal(advantages, of_sessions[sessions, :1] * mask)
     assert torch.equal(returns, advantages)
+
+
+# --- in a trainer of verl's own -----------------------------------------------------------------
+
+
+def verls_advantages(name: str, rewards: list[float], keys: list[str], **own: object) -> Any:
+    """What verl's V1 trainers compute, with verl's own config of the algorithm."""
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    uids = [key.rsplit("_", 2)[0] for key in keys]
+    is_real = [not uid.startswith("pad") for uid in uids]
+    scores, mask, index = batch(rewards, is_real, uids)
+    data = DataProto.from_dict(
+        tensors={"token_level_rewards": scores, "response_mask": mask},
+        non_tensors={"uid": index},
+    )
+    config = OmegaConf.create(asdict(AlgoConfig()) | own)
+    OmegaConf.set_struct(config, True)
+    done = compute_advantage_for_multi_trajectories(data, keys, name, config=config)
+    return done.batch["advantages"]
+
+
+def queue_with(monkeypatch: pytest.MonkeyPatch, *keys: str) -> None:
+    """A TransferQueue that this process has begun to use."""
+    tags = {"train": {key: {} for key in keys}}
+    monkeypatch.setattr("transfer_queue.interface._TQ_CLIENT", object())
+    monkeypatch.setattr("transfer_queue.interface.kv_list", lambda partition: tags)
+
+
+@given(st.lists(st.integers(0, 16).map(lambda part: part / 16), min_size=4, max_size=12))
+def test_in_verls_trainer_it_is_verls_grpo_where_all_rows_are_valid(rewards):
+    keys = [f"3f0c-{i % 2}_{i}_0" for i in range(len(rewards))]
+    keys.append("pad0a_0_0")
+    ours, theirs = (
+        verls_advantages(name, [*rewards, 0.0], keys) for name in (STATE_MASKED_GRPO, "grpo")
+    )
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [None, AlgoConfig(), AlgoConfig(norm_adv_by_std_in_grpo=False)])
+def test_verls_config_needs_no_section_of_ours(config):
+    rows = batch([1.0, 0.0], [True, True], ["g", "g"])
+    ours, _ = compute_state_masked_grpo_advantage(*rows, config=config)
+    by_std = config is None or config.norm_adv_by_std_in_grpo
+    first = 0.5**0.5 if by_std else 0.5
+    assert ours[:, 0].tolist() == pytest.approx([first, -first], abs=1e-5)
+
+
+def test_in_verls_trainer_a_session_of_several_rows_is_refused(monkeypatch):
+    keys = ["3f0c-1_0_0", "3f0c-1_0_1", "3f0c-1_1_0"]
+    queue_with(monkeypatch, "3f0c-1", *keys)
+    with pytest.raises(RuntimeError, match=r"row 3f0c-1_0_1.*algorithm.adv_estimator=grpo, have"):
+        verls_advantages(STATE_MASKED_GRPO, [1.0, 1.0, 0.0], keys)
+
+
+def test_other_groups_in_the_queue_may_have_sessions_of_several_rows(monkeypatch):
+    queue_with(monkeypatch, "3f0c-1_0_0", "3f0c-1_1_0", "3f0c-2_0_0", "3f0c-2_0_1", "3f0c-1")
+    advantages = verls_advantages(STATE_MASKED_GRPO, [1.0, 0.0], ["3f0c-1_0_0", "3f0c-1_1_0"])
+    assert advantages.any()
+
+
+def test_our_trainer_has_told_the_sessions_and_is_not_refused(monkeypatch):
+    queue_with(monkeypatch, "g_0_0", "g_0_1", "g_1_0")
+    token = sessions_of_sequences.set((STATE_MASKED_GRPO, np.array([0, 1])))
+    try:
+        advantages, _ = compute_state_masked_grpo_advantage(
+            *batch([1.0, 0.0], [True, True], ["g", "g"])
+        )
+    finally:
+        sessions_of_sequences.reset(token)
+    assert advantages.any()
+
+
+def test_in_verls_trainer_a_scale_is_refused():
+    own = {"state_masked_grpo": {"scale": {"math": 2.0}}}
+    with pytest.raises(ValueError, match=r"no source in uid='3f0c-1'.*or remove scale"):
+        verls_advantages(STATE_MASKED_GRPO, [1.0, 0.0], ["3f0c-1_0_0", "3f0c-1_1_0"], **own)

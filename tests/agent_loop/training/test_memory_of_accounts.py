@@ -22,13 +22,14 @@ from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
 from agent_loop.records.trajectory_record import facts_of, pack, texts_of
-from agent_loop.training import accounts, optimizer_steps, trained_batch
+from agent_loop.training import accounts, trained_batch
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.trainer import MixedSyncTrainer
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout, Turn
 from config.schema import MixedConfig, SourceConfig
+from samplers import exact_updates
 from samplers.uid import make_uid
 from tests.fakes.engine import CharTokenizer
 
@@ -130,8 +131,9 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.plan = SimpleNamespace(batch_size=GROUPS)
     made._quota = lambda *_: {"nq": GROUPS}
     made._sizes = lambda: None
-    made._ratio_errors, made._write_ledger = lambda _: {}, lambda *_: []
-    monkeypatch.setattr(optimizer_steps, "lay_out", lambda batch, *_: (batch, 1, {}))
+    made.door = SimpleNamespace(ratio_errors=lambda _: {})
+    made._write_ledger = lambda *_: []
+    monkeypatch.setattr(exact_updates, "lay_out", lambda batch, *_: (batch, 1, {}))
     monkeypatch.setattr(accounts, "codec_of", lambda _: CODEC)
     monkeypatch.setattr(trained_batch, "TOKENS_AT_ONCE", PART)
     yield made

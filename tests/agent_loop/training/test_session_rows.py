@@ -26,6 +26,7 @@ from agent_loop.training import optimizer_steps, trained_batch
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_SESSIONS
 from agent_loop.training.session_loss import SESSION_SHARE, session_loss, session_loss_of
 from agent_loop.training.session_rules import LOSSES_OF_TOKENS
+from samplers import exact_updates
 from samplers.uid import make_uid
 from tests.agent_loop.training.test_advantage_rows import Queue, compute_advantages
 from tests.agent_loop.training.test_gradient import (
@@ -326,10 +327,10 @@ def test_the_number_of_updates_stays_and_each_rank_has_as_many_rows(
         )
 
     half = {"nq": len(rows) // 2}
-    sizes = trained_batch.Sizes(ranks=ranks, update_micro=1, log_prob_micro=1)
+    sizes = exact_updates.Sizes(ranks=ranks, update_micro=1, log_prob_micro=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained_batch, "upsample_batch_to_divisible_size", padded)
-        laid, size, _ = trained_batch.lay_out(batch, [half, half], sizes, 0)
+        patch.setattr(exact_updates, "upsample_batch_to_divisible_size", padded)
+        laid, size, _ = exact_updates.lay_out(batch, [half, half], sizes, 0)
     assert len(laid) == 2 * size and size % ranks == 0
     assert {key for key in laid.keys if "pad" not in key} == {*keys}
     per_rank, of_update = len(laid) // ranks, size // ranks

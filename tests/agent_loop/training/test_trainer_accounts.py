@@ -33,6 +33,7 @@ from agent_loop.training.trainer import MixedSeparateAsyncTrainer
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout
 from config.schema import MixedConfig
+from samplers import exact_updates
 from samplers.faults import GroupFaults
 from samplers.ledger import LedgerEntry
 from samplers.uid import make_uid, prompt_of
@@ -125,10 +126,11 @@ class Books:
         trainer.tokenizer = type("Tokenizer", (), {"eos_token_id": 0})
         trainer.replay_buffer = Buffer(evicted)
         trainer._faults = FaultWindow(0.5, steps=5)
-        trainer._check_composition = lambda trajectories: GROUPS // UPDATES
+        trainer._check_composition = lambda keys: None
         trainer._quota = lambda *_: {"nq": GROUPS // UPDATES}
         trainer._sizes = lambda: None
-        trainer._ratio_errors = trainer._drift = lambda *_: {}
+        trainer.door = SimpleNamespace(ratio_errors=lambda _: {})
+        trainer._drift = lambda *_: {}
         trainer._reader, trainer._writer = ThreadPoolExecutor(1), FileWriter()
         trainer._write_ledger = self.keep
         trainer.prepare_step = dict
@@ -149,7 +151,7 @@ class Books:
         monkeypatch.setattr(
             accounts, "read_tokens", lambda some: {t.key: tokens_of(rolled_out()) for t in some}
         )
-        monkeypatch.setattr(optimizer_steps, "lay_out", lambda batch, *_: (batch, 2, {}))
+        monkeypatch.setattr(exact_updates, "lay_out", lambda batch, *_: (batch, 2, {}))
         monkeypatch.setattr(module.PPOTrainerSeparateAsync, "on_step_begin", lambda _: None)
         assert module.PPOTrainerSeparateAsync.step is PPOTrainer.step
         self.trainer = trainer

@@ -1,4 +1,4 @@
-"""The plan as verl's dataloader: the plan's prompts with their columns."""
+"""The rows of a dataset in the order of a plan: each drawn prompt with its row, at any point."""
 
 import json
 import tracemalloc
@@ -11,58 +11,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.mixture_plan import MixturePlan, PlannedPrompt
+from samplers.mixture_rows import MixtureRows, rows_by_source
+from samplers.row_names import row_id
 
 COLUMN = ["nq", "math", "nq", "taco", "math", "math", "taco", "nq", "math"]
 RATIOS = {"nq": 0.5, "math": 0.3, "taco": 0.2}
 
 
-class Dataset:
+class Rows:
     """Rows that say where they stand; counts the reads of its own process."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
-        self.sources = sources
+    def __init__(self) -> None:
         self.reads = 0
 
     def __len__(self) -> int:
-        return len(self.sources)
+        return len(COLUMN)
 
     def __getitem__(self, item: int, /) -> dict[str, Any]:
         self.reads += 1
-        return {"data_source": self.sources[item], "number": item}
+        return {"data_source": COLUMN[item], "number": item}
 
 
-def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: [row[name] for row in rows] for name in ("data_source", "number")}
+class Drawn(MixtureRows, Rows):
+    """Rows that are drawn by a plan."""
 
 
-def stream(seed: int = 0, on_change: str = "refuse") -> PlanStream:
-    index = rows_by_source(COLUMN)
-    plan = MixturePlan(
-        sizes={name: len(rows) for name, rows in index.items()},
-        ratios=RATIOS,
-        batch_size=10,
-        seed=seed,
-    )
-    return PlanStream(Dataset(COLUMN), plan, index, collate, on_change=on_change)
+def plan_of(rows: Drawn) -> MixturePlan:
+    assert rows.plan is not None
+    return rows.plan
 
 
-Taken = tuple[list[PlannedPrompt], dict[str, Any]]
+def dataset(seed: int = 0, on_change: str = "refuse") -> Drawn:
+    rows = Drawn()
+    index = rows.sources()
+    sizes = {name: len(own) for name, own in index.items()}
+    rows.follow(MixturePlan(sizes, RATIOS, batch_size=10, seed=seed), index)
+    rows.on_change, rows.reads = on_change, 0
+    return rows
 
 
-def use(taken: PlanStream, parts: Sequence[tuple[str, int]]) -> list[Taken]:
+Draws = list[tuple[list[PlannedPrompt], list[dict[str, Any]]]]
+WANTED = {
+    "take": lambda prompts: prompts,
+    "replace": lambda prompts: {"nq": prompts, "taco": 1},
+}
+
+
+def use(rows: Drawn, parts: Sequence[tuple[str, int]]) -> Draws:
     """Take, replace or give back; what came of it."""
-    results: list[Taken] = []
+    draws: Draws = []
     for what, prompts in parts:
-        if what == "take":
-            results.append(taken.take(prompts))
-        elif what == "replace":
-            results.append(taken.replace({"nq": prompts, "taco": 1}))
+        if what == "give_back":
+            plan = plan_of(rows)
+            plan.give_back({"nq": max(0, plan.drawn["nq"] - prompts)})
         else:
-            drawn = taken.plan.drawn
-            taken.plan.give_back({"nq": max(0, drawn["nq"] - prompts)})
-    return results
+            draws.append(rows.draw(WANTED[what](prompts)))
+    return draws
+
+
+def number_of(prompt: PlannedPrompt) -> int:
+    """The row of a prompt in the dataset."""
+    return int(rows_by_source(COLUMN)[prompt.source][prompt.row])
 
 
 PARTS = st.lists(
@@ -130,84 +140,93 @@ def test_a_dataset_without_rows_has_no_sources(column: Any):
     assert rows_by_source(column) == {}
 
 
-# --- the stream -----------------------------------------------------------------------------------
+# --- draws ----------------------------------------------------------------------------------------
 
 
 @given(chunks=st.lists(st.integers(1, 13), min_size=1, max_size=6), seed=st.integers(0, 9))
-def test_prompts_taken_in_any_chunks_are_the_plans_stream(chunks: list[int], seed: int):
-    taken = stream(seed)
-    planned: list[PlannedPrompt] = []
-    numbers: list[int] = []
-    for chunk in chunks:
-        prompts, columns = taken.take(chunk)
-        planned += prompts
-        numbers += columns["number"]
-        assert columns["data_source"] == [prompt.source for prompt in prompts]
-    index = rows_by_source(COLUMN)
-    assert [(p.source, p.row) for p in planned] == [
-        taken.plan.prompt(i) for i in range(sum(chunks))
-    ]
-    assert numbers == [int(index[prompt.source][prompt.row]) for prompt in planned]
-    whole, columns = stream(seed).take(sum(chunks))
-    assert (planned, numbers) == (whole, columns["number"])
+def test_prompts_drawn_in_any_chunks_are_the_plans_stream(chunks: list[int], seed: int):
+    chunked, whole = dataset(seed), dataset(seed)
+    prompts = [prompt for chunk in chunks for prompt in chunked.draw(chunk)[0]]
+    assert prompts == whole.draw(sum(chunks))[0]
+    stream = [plan_of(chunked).prompt(i) for i in range(sum(chunks))]
+    assert [(prompt.source, prompt.row) for prompt in prompts] == stream
 
 
 @given(PARTS)
 def test_what_is_read_is_the_row_of_what_the_plan_drew(parts: list[tuple[str, int]]):
-    taken, plan, index = stream(), stream().plan, rows_by_source(COLUMN)
+    rows, plan = dataset(), plan_of(dataset())
+    draws = iter(use(rows, parts))
     for what, prompts in parts:
         if what == "give_back":
-            use(taken, [(what, prompts)])
             plan.give_back({"nq": max(0, plan.drawn["nq"] - prompts)})
             continue
-        [(planned, columns)] = use(taken, [(what, prompts)])
-        expected = (
-            plan.take(prompts) if what == "take" else plan.replace({"nq": prompts, "taco": 1})
-        )
-        assert planned == expected
-        assert columns["number"] == [int(index[p.source][p.row]) for p in planned]
-    assert taken.state_dict() == plan.state_dict()
+        drawn, read = next(draws)
+        wanted = WANTED[what](prompts)
+        assert drawn == (plan.take(wanted) if what == "take" else plan.replace(wanted))
+        assert [row["number"] for row in read] == [*map(number_of, drawn)]
+    assert rows.state_dict() == plan.state_dict()
 
 
 def test_draws_given_back_are_read_again():
-    taken = stream()
-    taken.take(10)
-    first = taken.replace({"nq": 3})
-    taken.plan.give_back({"nq": 5})
-    assert taken.replace({"nq": 3}) == first
+    rows = dataset()
+    rows.draw(10)
+    first = rows.draw({"nq": 3})
+    plan_of(rows).give_back({"nq": 5})
+    assert rows.draw({"nq": 3}) == first
 
 
 def test_no_row_is_read_before_it_is_asked_for():
-    taken = stream()
-    assert isinstance(taken.dataset, Dataset)
-    taken.take(7)
-    assert taken.dataset.reads == 7
-    assert len(taken) == len(COLUMN)
+    rows = dataset()
+    rows.draw(7)
+    assert rows.reads == 7
 
 
 @given(PARTS, PARTS)
-def test_a_stream_resumed_from_its_state_goes_on_where_it_was(
+def test_a_dataset_resumed_from_its_state_goes_on_where_it_was(
     before: list[tuple[str, int]], after: list[tuple[str, int]]
 ):
-    through, resumed = stream(), stream()
+    through, resumed = dataset(), dataset()
     use(through, before)
     resumed.load_state_dict(json.loads(json.dumps(through.state_dict())))
     assert use(resumed, after) == use(through, after)
 
 
-def test_a_stream_goes_back_to_a_state():
-    taken = stream()
-    taken.take(17)
-    state = taken.state_dict()
-    ahead = taken.take(9)
-    taken.load_state_dict(state)
-    assert taken.take(9) == ahead
+def test_a_dataset_goes_back_to_a_state():
+    rows = dataset()
+    rows.draw(17)
+    state = rows.state_dict()
+    ahead = rows.draw(9)
+    rows.load_state_dict(state)
+    assert rows.draw(9) == ahead
 
 
 def test_a_state_of_another_mixture_is_refused_unless_it_may_change():
-    state = stream(seed=0).state_dict()
+    state = dataset(seed=0).state_dict()
     with pytest.raises(ValueError, match="seed"):
-        stream(seed=1).load_state_dict(state)
-    changed = stream(seed=1, on_change="continue")
+        dataset(seed=1).load_state_dict(state)
+    changed = dataset(seed=1, on_change="continue")
     changed.load_state_dict({**state, "position": 20, "drawn": {"nq": 10, "math": 6, "taco": 4}})
-    assert [prompt.draw for prompt in changed.replace({"nq": 1, "taco": 1})[0]] == [10, 4]
+    assert [prompt.draw for prompt in changed.draw({"nq": 1, "taco": 1})[0]] == [10, 4]
+
+
+def test_a_dataset_without_a_plan_has_no_state():
+    rows = Drawn()
+    rows.load_state_dict(dataset().state_dict())
+    assert rows.state_dict() == {} and rows.plan is None
+
+
+class Table(list[Any]):
+    """As much of a `datasets.Dataset` as a name needs."""
+
+    with_format = None
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_row_has_the_name_of_its_file_or_of_its_content(has_table: bool):
+    rows = dataset()
+    stored: list[dict[str, Any]] = [rows[at] for at in range(len(rows))]
+    stored[2]["extra_info"] = {"row_id": 17}
+    if has_table:
+        rows.dataframe = Table(stored)  # whose rows have no prompt in tokens
+        assert rows.row_id("nq", 1) == "17"
+    assert rows.row_id("nq", 0) == row_id("nq", stored[0]) != rows.row_id("nq", 2)
