@@ -72,6 +72,13 @@ def add_config_arguments(parser: TakesArguments) -> None:
     add_option(parser, "--config-dir", "FOLDER", folder, Path)
 
 
+def add_recipe_arguments(parser: TakesArguments) -> None:
+    """Add the arguments that choose a Hydra config for verl's own `main_ppo`."""
+    what = "of a recipe of verl's with data.mixture: as in `python3 -m verl.trainer.main_ppo`"
+    add_option(parser, "--config-path", "FOLDER", what)
+    add_option(parser, "--config-name", "NAME", what)
+
+
 def config_overrides(arguments: argparse.Namespace, screen: IO[str] | None = None) -> list[str]:
     """Hydra overrides from the arguments of `add_config_arguments`; KEY=VALUE win over files.
 

@@ -4,10 +4,21 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
+from config.text_table import text_table
+from verl_mixed.commands.arguments import (
+    Help,
+    TakesArguments,
+    add_config_arguments,
+    add_recipe_arguments,
+    config_overrides,
+)
 from verl_mixed.exit_codes import GOOD, USAGE
 from verl_mixed.run.text import printable
+
+if TYPE_CHECKING:
+    from verl_mixed.run.stock_recipe import StockRecipe
 
 HELP = Help(
     """\
@@ -21,15 +32,22 @@ Checks config and data, and starts nothing. The problems that it finds are:
   - rows that occur twice, or both in training and in validation
 
 Takes the arguments of `train`. The config, an estimate of a step's tokens, memory and traffic, and
-the prompts go to stdout, the problems to stderr.""",
+the prompts go to stdout, the problems to stderr.
+
+With the overrides of a recipe of verl's that sets +data.mixture, checks what the mixture needs of
+the recipe and of its training files; verl checks the rest when the recipe starts.""",
     """\
 PROFILE=laptop verl-mixed check
 verl-mixed check --config agent_config.yaml --config training_config.yaml
-verl-mixed check --config-dir my_config mixture=mine""",
+verl-mixed check --config-dir my_config mixture=mine
+verl-mixed check data.train_files=train.parquet '+data.mixture={gsm8k: 0.7, search: 0.3}'""",
     "0 no problems, 2 there are",
 )
 
-add_arguments = add_config_arguments
+
+def add_arguments(parser: TakesArguments) -> None:
+    add_config_arguments(parser)
+    add_recipe_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
@@ -37,6 +55,10 @@ def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
 
     `machine` looks at this machine too, as a start does.
     """
+    from verl_mixed.run.stock_recipe import stock_recipe
+
+    if not machine and (recipe := stock_recipe(arguments)) is not None:
+        return _check_recipe(recipe)  # needs the core only
     from omegaconf import OmegaConf
 
     from verl_mixed.checks.config.load import step_load
@@ -64,6 +86,21 @@ def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
             print(f"--- first prompt of source={source}\n{prompt}\n---\n")
     unseen = [*missing, *([] if machine else ["this machine (`verl-mixed train --validate-only`)"])]
     return print_problems(problems, plan.warnings(), unseen)
+
+
+def _check_recipe(recipe: "StockRecipe") -> int:
+    if not recipe.problems:
+        rows = [["source", "share", "rows"]]
+        for name, share in recipe.mixture.items():
+            share = share if recipe.shares is None else recipe.shares[name]
+            size = "?" if recipe.sizes is None else recipe.sizes.get(name, 0)
+            rows.append([name, "null" if share is None else f"{share:.4g}", str(size)])
+        print("\n".join(text_table(rows, numbers=True)))
+        for note in recipe.notes():
+            print(f"note: {printable(note)}")
+    unseen = [f"the rows ({recipe.unknown})"] if recipe.unknown else []
+    unseen.append("verl's other settings")
+    return print_problems(recipe.problems, recipe.warnings, unseen)
 
 
 def print_problems(

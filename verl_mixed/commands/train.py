@@ -81,7 +81,11 @@ def _retries(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or say what a start would do."""
+    from verl_mixed.run.stock_recipe import NOT_OURS, is_stock
+
     retries = _retries(arguments)
+    if is_stock(arguments.overrides):
+        raise ValueError(NOT_OURS)
     if arguments.validate_only:
         return check.run(arguments, machine=True)
     overrides = config_overrides(arguments, sys.stdout)

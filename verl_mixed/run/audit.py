@@ -1,4 +1,7 @@
-"""Audit a run from its files: the ledger against the plan, every mask bit against the engine."""
+"""Audit a run from its files: the ledger against the plan, every mask bit against the engine.
+
+The checkpoint folder of a recipe of verl's has a ledger only, which holds its plan.
+"""
 
 import os
 from collections import Counter
@@ -14,8 +17,8 @@ from config.schema import MixedConfig, load_section
 from config.text_table import text_table
 from samplers.adaptive.curriculum import ChosenRows
 from samplers.adaptive.profiles import choices_for, row_ids_of
-from samplers.audit import AuditReport, audit
-from samplers.ledger import LedgerEntry, Line, Outcome, read_ledger
+from samplers.audit import AuditReport, audit, drew_ahead, plans_in
+from samplers.ledger import LedgerEntry, Line, Outcome, StepEnd, read_ledger
 from samplers.mixture_plan import MixturePlan
 from samplers.planned import plan_for
 from samplers.rows.schema import read_sources
@@ -86,8 +89,10 @@ def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
     """Compare the ledger with the plan, and the masks with the tokens that the engine returned.
 
     Raises:
-        ValueError: the ledger or the training files cannot be read.
+        ValueError: there is no ledger, or it or the training files cannot be read.
     """
+    if not folder.ledger.exists():
+        raise ValueError(f"no {folder.ledger}: the run has trained no step, or lost its ledger")
     over = folder.is_done(int(at(config, "trainer.total_training_steps", 0)))
     lines = read_ledger(folder.ledger)
     mixture = audit(
@@ -104,6 +109,25 @@ def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
         passed_over=passed_over,
         coverage=_coverage(lines, masks.by_step, config),
     )
+
+
+def audit_recipe(folder: RunFolder) -> AuditReport:
+    """Compare the ledger of a recipe of verl's with the plans in it.
+
+    Raises:
+        ValueError: the ledger cannot be read.
+    """
+    lines = read_ledger(folder.ledger)
+    if not (plans := plans_in(lines)):
+        raise ValueError(f"{folder.ledger} has no plan: give the folder of a run that has trained")
+    last = max((line.step for line in lines if isinstance(line, StepEnd)), default=0)
+    is_async = drew_ahead(lines) or any(folder.path.glob("global_step_*/transfer_queue"))
+    is_over = any(
+        line.step == last and line.outcome == "unfinished"
+        for line in lines
+        if isinstance(line, LedgerEntry)
+    )
+    return audit(lines, plans[-1][1], in_flight=is_async and not is_over)
 
 
 def _coverage(lines: Sequence[Line], by_step: Counter[int], config: Mapping[str, Any]) -> str:
@@ -126,7 +150,19 @@ def _coverage(lines: Sequence[Line], by_step: Counter[int], config: Mapping[str,
 
 def describe(report: RunAudit) -> list[str]:
     """The audit as printable lines: verdict, table of sources, problems with the worst first."""
-    mixture, masks = report.mixture, report.masks
+    masks = report.masks
+    lines = [
+        f"mask audit: {masks}",
+        *([report.coverage] if report.coverage else []),
+        *masks.problems[:SHOWN],
+    ]
+    if report.passed_over:
+        lines.append(passed_over_words(report.passed_over))
+    return [*describe_mixture(report.mixture), *map(printable, lines)]
+
+
+def describe_mixture(mixture: AuditReport) -> list[str]:
+    """The part of `describe` that the ledger alone gives."""
     verdict = "every batch as planned, nothing skipped, nothing twice"
     if not mixture.ok:
         verdict = f"NOT as planned: {mixture.problems[0]}"
@@ -137,12 +173,7 @@ def describe(report: RunAudit) -> list[str]:
         f"{mixture.cumulative_error:.3g}",
         *_table(mixture),
         *mixture.problems[1:],
-        f"mask audit: {masks}",
-        *([report.coverage] if report.coverage else []),
-        *masks.problems[:SHOWN],
     ]
-    if report.passed_over:
-        lines.append(passed_over_words(report.passed_over))
     return [printable(line) for line in lines]
 
 

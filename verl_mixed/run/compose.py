@@ -141,10 +141,7 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
     except HydraException as error:
         if unknown := _unknown_keys(overrides):
             raise ConfigError(unknown) from error
-        # Hydra's own message repeats the override; the reason is in the error that it chains
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        cause = str(error.__cause__ or "").splitlines()[:1]
-        raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
+        raise refused(error) from error
     choices = {group: name for group, name in config.hydra.runtime.choices.items() if name}
     with open_dict(config):
         del config["hydra"]
@@ -163,6 +160,13 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
             ]
         )
     return config, choices
+
+
+def refused(error: Exception) -> ConfigError:
+    """Hydra's error in one line: its message repeats the override, and its cause has the reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = str(error.__cause__ or "").splitlines()[:1]
+    return ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])])
 
 
 _of_a_source = re.compile(r"mixed\.sources\.[^.]+\.(\w+)")

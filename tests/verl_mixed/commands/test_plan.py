@@ -18,7 +18,7 @@ from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.audit import plan_of
 from verl_mixed.run.compose import save_config
 from verl_mixed.views.plan.diff import compare, other_report
-from verl_mixed.views.plan.report import make_report
+from verl_mixed.views.plan.report import PlanReport, ToolLoad, make_report
 from verl_mixed.views.plan.text import as_json, describe, describe_diff
 
 ROWS = {"a": 100, "b": 30, "c": 1000}
@@ -115,6 +115,11 @@ def test_a_source_with_ratio_0_is_left_out() -> None:
     assert "left out (ratio 0): b" in describe(report)
 
 
+def load_of(report: PlanReport) -> ToolLoad:
+    assert report.tools is not None
+    return report.tools
+
+
 def test_tool_calls_are_prompts_times_trajectories_times_turns_before_the_answer() -> None:
     sources = {
         "a": {"ratio": 0.5, "rollout_n": 4, "max_turns": 6},
@@ -125,8 +130,8 @@ def test_tool_calls_are_prompts_times_trajectories_times_turns_before_the_answer
 
     assert report.sources["a"].tool_calls == 50 * 4 * 5
     assert report.sources["b"].tool_calls == 50 * 8 * 1
-    assert report.tools.calls == 50 * 4 * 5 + 50 * 8
-    assert report.tools.calls_per_step == 5 * 4 * 5 + 5 * 8
+    assert load_of(report).calls == 50 * 4 * 5 + 50 * 8
+    assert load_of(report).calls_per_step == 5 * 4 * 5 + 5 * 8
 
 
 def test_the_step_with_most_calls_is_the_one_that_counts() -> None:
@@ -138,14 +143,14 @@ def test_the_step_with_most_calls_is_the_one_that_counts() -> None:
         10 * 8 * own + 2 * 8 * other
         for own, other in zip(report.sources["a"].counts, report.sources["b"].counts, strict=True)
     ]
-    assert report.tools.calls_per_step == max(per_step)
-    assert report.tools.calls == sum(per_step)
+    assert load_of(report).calls_per_step == max(per_step)
+    assert load_of(report).calls == sum(per_step)
 
 
 def test_calls_past_the_burst_take_the_time_of_the_rate() -> None:
     tools = {"rate_limit_per_minute": 600, "burst": 60, "timeout": 30}
 
-    load = make_report(config_of(tools=tools), ROWS, batches=1).tools
+    load = load_of(make_report(config_of(tools=tools), ROWS, batches=1))
 
     assert load.calls_per_step == 160  # 10 prompts, 8 trajectories each, 2 calls
     assert load.added_s_per_step == pytest.approx(10)
@@ -158,7 +163,7 @@ def test_a_limit_that_makes_calls_wait_past_their_timeout_cannot_carry_them() ->
 
     report = make_report(config_of(tools=tools), ROWS, batches=1)
 
-    assert not report.tools.carries
+    assert not load_of(report).carries
     text = "\n".join(describe(report))
     assert "may NOT suffice: a call then waits 80.0 s at most, tool_config.timeout is 30 s" in text
     assert "raise rate_limit_per_minute" in text
@@ -169,7 +174,7 @@ def test_a_rate_that_the_interval_cannot_reach_is_said() -> None:
 
     report = make_report(config_of(tools=tools), ROWS, batches=1)
 
-    assert report.tools.most_per_minute == 12_000
+    assert load_of(report).most_per_minute == 12_000
     assert "60,000 calls a minute cannot be reached" in "\n".join(describe(report))
 
 
@@ -184,7 +189,7 @@ def test_a_rate_that_the_interval_cannot_reach_is_said() -> None:
 def test_burst_interval_and_switch_of_the_limit_count(
     tools: dict[str, Any], added_s: float
 ) -> None:
-    load = make_report(config_of(tools=tools), ROWS, batches=1).tools
+    load = load_of(make_report(config_of(tools=tools), ROWS, batches=1))
 
     assert load.added_s_per_step == pytest.approx(added_s)
 
@@ -202,7 +207,7 @@ def test_without_rows_all_is_told_that_needs_none() -> None:
     report = make_report(config_of(), None, batches=2, rows_unknown="not made yet")
 
     assert report.sources["a"].counts == (5, 5)
-    assert report.tools.calls == 10 * 160
+    assert load_of(report).calls == 10 * 160
     own = report.sources["a"]
     assert (own.rows, own.steps_per_pass, own.passes, own.exhausted_at_step) == (None,) * 4
     assert "rows, passes and repeats are unknown: not made yet" in describe(report)

@@ -131,7 +131,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "RuntimeError: mixed.rate_limit.backend=file does not reach all nodes: node 10.0.0.5 takes "
         "a lock that 10.0.0.4 holds",
     ),
-    # verl_mixed/checks/config/data.py; samplers/mixed_sampler.py:52;
+    # verl_mixed/checks/config/data.py; samplers/mixture_rows.py;
     # verl/utils/dataset/rl_dataset.py
     "data-rows": (
         "  - no ratio for source='search_qa' (data/train.parquet, 1182 rows): every source of "

@@ -89,3 +89,9 @@ def test_what_an_audit_says_does_nothing_to_the_terminal(folder: RunFolder) -> N
 
     assert any("]0;title" in line for line in said)
     assert all(line.isprintable() for line in said)
+
+
+def test_a_run_without_its_ledger_cannot_be_audited(folder: RunFolder) -> None:
+    folder.ledger.unlink()
+    with pytest.raises(ValueError, match="trained no step, or lost its ledger"):
+        audit_run(folder, load_config(folder.config))

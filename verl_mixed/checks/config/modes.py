@@ -79,6 +79,11 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"data.custom_cls={given!r}: the dataset of the mixture gives rows their agent and "
             f"prompt; leave it at {_DATASET}"
         )
+    if at(config, "data.mixture") is not None:
+        yield (
+            "data.mixture is for a recipe of verl's: shares are mixed.sources.<name>.ratio here; "
+            "remove it"
+        )
     yield from _import_problems(config)
     sampler = at(config, "trainer.v1.sampler.custom_sampler.path")
     if sampler:

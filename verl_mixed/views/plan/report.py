@@ -8,20 +8,21 @@ run really did.
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from agent_loop.calls.limiter import rate_of, reachable_per_minute
-from agent_loop.rewards import default_reward, runs_programs
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
+from samplers import recipe_rules
 from samplers.mixture_plan import MixturePlan
 from verl_mixed.run.audit import plan_of
+from verl_mixed.run.stock_recipe import StockRecipe
 
 _BATCH = "data.train_batch_size"
-_STEPS = "trainer.total_training_steps"
+_STEPS, _EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 _N = "actor_rollout_ref.rollout.n"
 _TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 
@@ -52,8 +53,8 @@ class SourcePlan:
     trajectories_per_step: float
     """Mean over the run."""
 
-    max_turns: int
-    """Most generations per trajectory, including the answer."""
+    max_turns: int | None
+    """Most generations per trajectory, including the answer; None in a recipe of verl's."""
 
     steps_per_pass: float | None
     """Steps in which every row is used once, at the mean rate of the run; None if none is used."""
@@ -67,8 +68,8 @@ class SourcePlan:
     exhausted_at_step: int | None
     """The step, counted from 1, that uses the last unused row; None if the run ends before."""
 
-    tool_calls: int
-    """Most calls over the run."""
+    tool_calls: int | None
+    """Most calls over the run; None in a recipe of verl's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,8 @@ class PlanReport:
     exhausted: tuple[str, ...]
     """Sources whose first pass ends within the run, in the order of these ends."""
 
-    tools: ToolLoad
+    tools: ToolLoad | None
+    """None in a recipe of verl's."""
 
     rows_unknown: str | None
     """Why the row counts are unknown; None if they are known."""
@@ -158,21 +160,89 @@ def make_report(
     """
     mixed = load_section(MixedConfig, at(config, "mixed", {}), "mixed")
     tools = load_section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
-    batch_size, steps, common_n, common_turns = _whole(config, (_BATCH, _STEPS, _N, _TURNS))
+    _, steps, common_n, common_turns = _whole(config, (_BATCH, _STEPS, _N, _TURNS))
     plan = plan_of(config, dict.fromkeys(mixed.ratios, 1) if rows is None else rows)
-    length = steps * batch_size
+    n_of: dict[str, int] = {}
+    turns_of: dict[str, int] = {}
+    for name in plan.sources:
+        own, is_remax = mixed.sources[name], at(config, "algorithm.adv_estimator") == "remax"
+        n_of[name] = (own.rollout_n or common_n) + is_remax
+        turns_of[name] = own.max_turns or common_turns
+    report = _report(
+        plan,
+        steps=steps,
+        batches=batches,
+        ratio=_ratios(mixed),
+        n_of=n_of,
+        turns_of=turns_of,
+        left_out=sorted(mixed.sources.keys() - mixed.ratios.keys()),
+        knows_rows=rows is not None,
+        rows_unknown=rows_unknown,
+    )
+    return replace(report, tools=_tool_load(plan, n_of, turns_of, steps, tools, mixed))
+
+
+def recipe_report(recipe: StockRecipe, *, batches: int) -> PlanReport:
+    """The plan of a recipe of verl's without a problem.
+
+    Raises:
+        ConfigError: the plan depends on rows that are unknown, or a number is wrong.
+    """
+    epochs, n = _whole(recipe.config, (_EPOCHS, _N))
+    limits: list[int] = []  # verl's loop ends with the first
+    if recipe.steps_per_epoch is not None:
+        limits.append(recipe.steps_per_epoch * epochs)
+    if at(recipe.config, _STEPS) is not None:
+        limits += _whole(recipe.config, (_STEPS,))
+    if (shares := recipe.shares) is None or not limits:
+        needed = "a share of null" if limits else f"{_STEPS}=null"
+        raise ConfigError([f"{needed} needs the rows of the training files: {recipe.unknown}"])
+    plan = recipe_rules.plan_of(
+        recipe.mixture,
+        recipe.sizes or dict.fromkeys(recipe.mixture, 1),
+        at(recipe.config, _BATCH),
+        at(recipe.config, "data.seed"),
+    )
+    left_out = [name for name, share in shares.items() if not share]
+    return _report(
+        plan,
+        steps=min(limits),
+        batches=batches,
+        ratio={name: {0: share} for name, share in shares.items()},
+        n_of=dict.fromkeys(plan.sources, n),
+        turns_of=None,
+        left_out=sorted(left_out),
+        knows_rows=recipe.sizes is not None,
+        rows_unknown=recipe.unknown,
+    )
+
+
+def _report(
+    plan: MixturePlan,
+    *,
+    steps: int,
+    batches: int,
+    ratio: Mapping[str, dict[int, float]],
+    n_of: Mapping[str, int],
+    turns_of: Mapping[str, int] | None,
+    left_out: Sequence[str],
+    knows_rows: bool,
+    rows_unknown: str | None,
+) -> PlanReport:
+    """A plan over so many steps, without its tool load; mappings have an entry per source."""
+    length = steps * plan.batch_size
     due, drawn = plan.due(length), plan.counts_between(0, length)
     counts = [plan.counts(index) for index in range(batches)]
-    ratio = _ratios(mixed)
     sources: dict[str, SourcePlan] = {}
     ends: dict[str, int] = {}  # source -> prompts of all sources until its first pass ends
     for name in plan.sources:
-        own, size = mixed.sources[name], None if rows is None else plan.sizes[name]
-        n, turns = own.rollout_n or common_n, own.max_turns or common_turns
-        n += at(config, "algorithm.adv_estimator") == "remax"
+        if name in left_out:
+            continue
+        size = plan.sizes[name] if knows_rows else None
         if size is not None and drawn[name] >= size:
             ends[name] = _prompts_until(plan, name, size, length)
-        per_step = float(due[name] / steps)
+        per_step, n = float(due[name] / steps), n_of[name]
+        turns = None if turns_of is None else turns_of[name]
         sources[name] = SourcePlan(
             rows=size,
             ratio=ratio[name],
@@ -184,18 +254,18 @@ def make_report(
             steps_per_pass=size / per_step if size is not None and per_step else None,
             prompts=drawn[name],
             passes=drawn[name] / size if size is not None else None,
-            exhausted_at_step=math.ceil(ends[name] / batch_size) if name in ends else None,
-            tool_calls=drawn[name] * n * _most_calls(turns),
+            exhausted_at_step=math.ceil(ends[name] / plan.batch_size) if name in ends else None,
+            tool_calls=None if turns is None else drawn[name] * n * _most_calls(turns),
         )
     return PlanReport(
-        batch_size=batch_size,
+        batch_size=plan.batch_size,
         steps=steps,
         sources=sources,
-        left_out=tuple(sorted(mixed.sources.keys() - mixed.ratios.keys())),
+        left_out=tuple(left_out),
         exhausted=tuple(sorted(ends, key=lambda name: ends[name])),
-        tools=_tool_load(plan, sources, steps, tools, mixed),
+        tools=None,
         rows_unknown=rows_unknown,
-        fingerprint=plan.description() | ({} if rows is not None else {"sizes": None}),
+        fingerprint=plan.description() | ({} if knows_rows else {"sizes": None}),
     )
 
 
@@ -237,14 +307,18 @@ def _most_calls(max_turns: int) -> int:
 
 def _tool_load(
     plan: MixturePlan,
-    sources: Mapping[str, SourcePlan],
+    n_of: Mapping[str, int],
+    turns_of: Mapping[str, int],
     steps: int,
     tools: ToolConfig,
     mixed: MixedConfig,
 ) -> ToolLoad:
-    names = list(sources)
-    trajectories = np.array([sources[name].rollout_n for name in names])
-    calls = trajectories * [_most_calls(sources[name].max_turns) for name in names]
+    # not at the top: the plan of a recipe of verl's needs the core only, and rewards need more
+    from agent_loop.rewards import default_reward, runs_programs
+
+    names = plan.sources
+    trajectories = np.array([n_of[name] for name in names])
+    calls = trajectories * [_most_calls(turns_of[name]) for name in names]
     counts = np.array([list(plan.counts(step).values()) for step in range(steps)])  # (steps, S)
     calls_per_step = int((counts @ calls).max())
     at_once = int((counts @ trajectories).max())
@@ -257,7 +331,7 @@ def _tool_load(
         min(at_once, calls_per_step - 1) * tools.request_interval,
     )
     return ToolLoad(
-        calls=sum(source.tool_calls for source in sources.values()),
+        calls=int((counts @ calls).sum()),
         calls_per_step=calls_per_step,
         limited=limited,
         per_minute=per_minute,

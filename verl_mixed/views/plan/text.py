@@ -8,7 +8,7 @@ from config.text_table import text_table
 from samplers.ledger import Line
 from verl_mixed.views.decisions import decided, sentences, table_of
 from verl_mixed.views.plan.diff import PlanDiff
-from verl_mixed.views.plan.report import PlanReport, SourcePlan
+from verl_mixed.views.plan.report import PlanReport, SourcePlan, ToolLoad
 
 
 def as_json(report: PlanReport, diff: PlanDiff | None = None) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def as_json(report: PlanReport, diff: PlanDiff | None = None) -> dict[str, Any]:
     | --- | --- |
     | fields of `PlanReport` | as there |
     | `sources` | name -> fields of `SourcePlan`; the keys of `ratio` are steps, as text |
-    | `tools` | fields of `ToolLoad` |
+    | `tools` | fields of `ToolLoad`; null for a recipe of verl's |
     | `diff`, only with a diff | `name`, `fields`, `resumable`, and `other`, with these same keys |
     """
     plain = asdict(report)
@@ -47,7 +47,8 @@ def describe(report: PlanReport) -> list[str]:
     for step in steps:
         label = "ratio" if len(steps) == 1 else f"ratio after {step} steps"
         rows += [[label, *(f"{own.ratio[step]:.4g}" for own in sources.values())]]
-    rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS.items()]
+    cells = _CELLS if report.tools is not None else _CELLS_OF_RECIPES
+    rows += [[label, *map(cell, sources.values())] for label, cell in cells.items()]
     if report.rows_unknown is None:
         rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS_OF_ROWS.items()]
     policy = report.fingerprint.get("policy")
@@ -65,7 +66,7 @@ def describe(report: PlanReport) -> list[str]:
         *decided_later,
         *_passes(report),
         *left_out,
-        *_tool_calls(report),
+        *([] if report.tools is None else _tool_calls(report.tools, report.steps)),
     ]
 
 
@@ -83,6 +84,11 @@ _CELLS: dict[str, Cell] = {
     "tool calls at most": lambda own: str(own.tool_calls),
     "prompts in the run": lambda own: str(own.prompts),
 }
+_CELLS_OF_RECIPES = {
+    label: cell
+    for label, cell in _CELLS.items()
+    if label not in ("turns at most", "tool calls at most")
+}
 _CELLS_OF_ROWS: dict[str, Cell] = {
     "steps per pass": lambda own: _or_dash(own.steps_per_pass, ".1f"),
     "times each row is used": lambda own: _or_dash(own.passes, ".3f"),
@@ -99,11 +105,10 @@ def _passes(report: PlanReport) -> list[str]:
     return [f"all rows used, and repeated from then on: {', '.join(ends)}"]
 
 
-def _tool_calls(report: PlanReport) -> list[str]:
-    load = report.tools
+def _tool_calls(load: ToolLoad, steps: int) -> list[str]:
     lines = [
         f"tool calls, upper bounds (every trajectory uses all its turns): {load.calls_per_step} a "
-        f"step, {load.calls} in {report.steps} steps"
+        f"step, {load.calls} in {steps} steps"
     ]
     if not load.limited:
         lines += ["rate limit: none (enable_global_rate_limit=false)"]
