@@ -82,7 +82,7 @@ TARGETS = {
         module="samplers/mixture_plan.py",
         tests=(
             "tests/samplers/test_mixture_plan.py",
-            "tests/samplers/test_mixed_sampler.py",
+            "tests/samplers/test_mixture_rows.py",
             "tests/samplers/adaptive/test_curriculum.py",
             "tests/samplers/adaptive/test_windows.py",
         ),
