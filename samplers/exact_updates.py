@@ -84,6 +84,7 @@ class ExactUpdates:
     ) -> KVBatchMeta:
         # Order by source and draw: the order in which groups finished must not matter.
         batch.reorder(sorted(range(len(batch)), key=lambda row: place_of(batch.keys[row])))
+        self._note_batch(batch)
         groups = self.plan.batch_size // self.parameter_sync_step
         per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
         start = self.local_trigger_step * groups // per_update
@@ -95,6 +96,9 @@ class ExactUpdates:
         )
         metrics.update(balance)
         return batch
+
+    def _note_batch(self, batch: KVBatchMeta) -> None:
+        """Called with each batch in the order of the plan, before it is laid out."""
 
     def _sizes(self) -> Sizes:
         workers = self.actor_rollout_wg

@@ -76,6 +76,7 @@ class QueueView:
         self.in_flight: Counter[str] = Counter()
         """source -> groups of the training partition that are started and have not ended."""
         super().__init__(**options)  # type: ignore[call-arg]
+        self._poll_s = self.poll_interval
 
     def start(self, uids: Collection[str], global_steps: int) -> None:
         """Note groups of the training partition that are about to be started."""
@@ -92,7 +93,7 @@ class QueueView:
             began = self._clock()
             self._list_all()
             took_s = self._clock() - began
-            self.poll_interval = min(MAX_POLL_S, max(self.poll_interval, LISTING_SHARE * took_s))
+            self.poll_interval = min(MAX_POLL_S, max(self._poll_s, LISTING_SHARE * took_s))
             return
         if self._list_at is not None:
             self._read_ended()

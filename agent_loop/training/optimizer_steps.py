@@ -45,7 +45,6 @@ from agent_loop.training.trained_batch import (
     write_temperatures,
 )
 from agent_loop.training.trainer_state import TrainerState
-from samplers.exact_updates import place_of
 from samplers.uid import group_of, prompt_of, session_of
 
 logger = logging.getLogger(__name__)
@@ -60,6 +59,11 @@ class LauncherEnded(RuntimeError):
 
 
 class OptimizerSteps(TrainerState):
+    def _note_batch(self, batch: KVBatchMeta) -> None:
+        self._check_composition(batch.keys)
+        # Read while the training processes compute log-probs, see `_take_trajectories`.
+        self._reading = self._reader.submit(read_trajectories, copy_of(batch))
+
     def _balance_batch(
         self,
         batch: KVBatchMeta,
@@ -67,11 +71,6 @@ class OptimizerSteps(TrainerState):
         logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
-        # Order by source and draw: the order in which groups finished must not matter.
-        batch.reorder(sorted(range(len(batch)), key=lambda row: place_of(batch.keys[row])))
-        self._check_composition(batch.keys)
-        # Read while the training processes compute log-probs, see `_take_trajectories`.
-        self._reading = self._reader.submit(read_trajectories, copy_of(batch))
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         if self._temperatures:
             of_rows = (
