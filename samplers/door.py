@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -104,8 +103,8 @@ class Door:
 
     # --- prompts ------------------------------------------------------------------------------
 
-    def next_batch(self, wanted: int | Mapping[str, int] | None = None) -> TensorDict:
-        """Prompts as verl's batch, in place of `PPOTrainer._next_train_batch`.
+    def next_batch(self, wanted: int | Mapping[str, int] | None = None) -> Any:
+        """Prompts as verl's batch (a `TensorDict`), in place of `PPOTrainer._next_train_batch`.
 
         Args:
             wanted: see `MixtureRows.draw`; None for `data.train_batch_size`.

@@ -153,12 +153,12 @@ def place_of(key: str) -> tuple[str, int, int, int]:
 
 
 def lay_out(
-    batch: KVBatchMeta, quotas: Sequence[Mapping[str, int]], sizes: Sizes, eos_token_id: int
-) -> tuple[KVBatchMeta, int, dict[str, float]]:
+    batch: Any, quotas: Sequence[Mapping[str, int]], sizes: Sizes, eos_token_id: int
+) -> tuple[Any, int, dict[str, float]]:
     """Order a batch so that each update holds its quotas, and all ranks have equal work.
 
     Args:
-        batch: whole groups, without padding.
+        batch: a `KVBatchMeta` of whole groups, without padding.
         quotas: groups of each source in each update.
         eos_token_id: token of padding rows, which are added to make the rows divisible.
 

@@ -464,7 +464,7 @@ ray_answers_or_died() {
 
 # start TIMEOUT_S: prints `up already`, `started` or `started again`; returns 1 and prints Ray's last lines on failure.
 start() {
-  local state said=started attempt began changed
+  local state said=started began changed until=$((SECONDS + $1))
   state="$(session_state "${NODE_NAME}")"
   case "${state}" in
     foreign)
@@ -488,9 +488,9 @@ start() {
       said="started again"
       ;;
   esac
-  # `ray start` waits 30 s for its raylet (fixed in Ray). On a busy host that can be too short, and a second try succeeds.
+  # `ray start` waits 30 s for its raylet (fixed in Ray). On a busy host that can be too short, and a later try succeeds.
   # A Ray that ended earlier than that had another cause, so it is not tried again.
-  for attempt in 1 2; do
+  while true; do
     began="${SECONDS}"
     end_processes 10
     end_sessions "${NODE_NAME}"
@@ -510,8 +510,8 @@ start() {
     fi
     words "Ray ended after $((SECONDS - began)) s; its last words:"
     last_lines "${NODE_NAME}" >&2
-    ((attempt == 1 && SECONDS - began >= 25)) || return 1
-    said="started at the second try"
+    ((SECONDS - began >= 25 && SECONDS < until)) || return 1
+    said="started at another try"
   done
 }
 

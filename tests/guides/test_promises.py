@@ -34,7 +34,7 @@ PROMISES: tuple[tuple[str, str], ...] = (
     ),
     (
         "the composition of batches is watched",
-        "tests/agent_loop/records/test_source_metrics.py::test_ratio_error_is_the_largest_difference_in_prompts",
+        "tests/samplers/test_door.py::test_a_step_with_wrong_counts_says_so_and_the_run_so_far_too",
     ),
     (
         "one rate for all processes",
