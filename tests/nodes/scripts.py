@@ -21,7 +21,7 @@ class Operator:
     settings: dict[str, str] = field(default_factory=dict)
 
     def run(
-        self, command: str, *, expected: int = 0, timeout: float = 240, **settings: str
+        self, command: str, *, expected: int = 0, timeout: float = 600, **settings: str
     ) -> "subprocess.CompletedProcess[str]":
         """Run a script to its end; an empty setting is not set.
 

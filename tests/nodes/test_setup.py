@@ -10,7 +10,12 @@ import pytest
 from tests.nodes.scripts import Operator, left_on, operator_of, ray_of, raylets, sessions
 from tests.nodes.site import PREFIXES, REPOSITORY, Site, wait_until
 
-pytestmark = [pytest.mark.nodes, pytest.mark.ray, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.nodes,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+]
 
 
 @contextmanager

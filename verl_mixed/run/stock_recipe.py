@@ -154,7 +154,10 @@ def _rows(config: Mapping[str, Any]) -> tuple[dict[str, int] | None, str | None,
     """(source -> rows, why they are unknown, problems)"""
     files = list(map(os.path.expanduser, files_at(config, "data.train_files")))
     if at(config, BASE) is not None:
-        return None, f"the class of {BASE} reads the training files", []
+        file = str(at(config, f"{BASE}.path")).removeprefix("file://")
+        if file.startswith("pkg://") or os.path.exists(file):
+            return None, f"the class of {BASE} reads the training files", []
+        return None, f"{BASE}.path={file}, which is not on this machine, reads them", []
     if absent := [file for file in files if not os.path.exists(file)]:
         return None, f"data.train_files has {absent[0]}, which is not on this machine", []
     try:

@@ -94,6 +94,17 @@ def test_rows_on_another_machine_are_not_looked_at(capsys: Capture) -> None:
     assert "the rows (data.train_files has hdfs://x.parquet, which is not on this" in screen.err
 
 
+def test_rows_that_a_class_of_the_users_reads_are_not_looked_at(
+    recipe: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    base = f"+data.mixture_base={{path: {tmp_path}/own.py, name: Own}}"
+    assert main(["check", *recipe, MIXTURE, base]) == 0
+    assert "own.py, which is not on this machine, reads them" in capsys.readouterr().err
+    (tmp_path / "own.py").touch()
+    assert main(["check", *recipe, MIXTURE, base]) == 0
+    assert "the class of data.mixture_base reads the training files" in capsys.readouterr().err
+
+
 def test_a_hydra_config_of_the_users_own_is_composed_as_main_ppo_does(
     recipe: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
