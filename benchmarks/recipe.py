@@ -75,7 +75,7 @@ def killed(recipe: Recipe, kills: int) -> dict[str, object]:
     report = audit(lines, plans_in(lines)[-1][1])
     drawn = Counter(prompt for prompts in trained.values() for prompt in prompts)
     return {
-        "steps": len(trained),
+        "steps": f"{len(trained)} of {recipe.steps}",
         "kills": dict(phases),
         "wrong": sum(map(wrong, trained.values())),
         "trained twice": sum(count - 1 for count in drawn.values()),

@@ -200,15 +200,18 @@ class Recipe:
 
     # --- what it left -------------------------------------------------------------------------
 
-    def trained(self) -> dict[int, list[tuple[str, str]]]:
+    def trained(self) -> dict[int, list[tuple[str, ...]]]:
         """Step -> (source, number) of each trained prompt, as verl wrote them."""
-        found: dict[int, list[tuple[str, str]]] = {}
+        found: dict[int, list[tuple[str, ...]]] = {}
         for path in (self.folder / "trained").glob("*.jsonl"):
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
-            prompts = {row["uid"].split("_")[0]: row["gts"] for row in rows}
-            real = [gts for uid, gts in prompts.items() if not uid.startswith("pad")]
-            found[int(path.stem)] = [tuple(gts.split("|")) for gts in real]
+            found[int(path.stem)] = _prompts(path.read_text())
         return dict(sorted(found.items()))
+
+    def is_dumped(self, step: int) -> bool:
+        """Whether verl wrote what it trained in a step, which it does after the checkpoint."""
+        path = self.folder / "trained" / f"{step}.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return text.endswith("\n") and len(_prompts(text)) == BATCH_SIZE
 
     def ledger_steps(self) -> int:
         """Whole steps in the ledger."""
@@ -269,7 +272,7 @@ class Started:
 
         def is_due() -> bool:
             if phase == "generating":
-                return recipe.saved() > saved
+                return (now := recipe.saved()) > saved and recipe.is_dumped(now)
             if not recipe.is_written_since(self.began):
                 return False
             return phase == "updating" or recipe.is_saving()
@@ -282,7 +285,14 @@ class Started:
         self.kill()
 
 
-def wrong(trained: Sequence[tuple[str, str]]) -> int:
+def _prompts(dump: str) -> list[tuple[str, ...]]:
+    """(source, number) of each prompt in a dump of verl's."""
+    rows = [json.loads(line) for line in dump.splitlines()]
+    prompts = {row["uid"].split("_")[0]: row["gts"] for row in rows}
+    return [tuple(gts.split("|")) for uid, gts in prompts.items() if not uid.startswith("pad")]
+
+
+def wrong(trained: Sequence[tuple[str, ...]]) -> int:
     """Prompts of a step that have the place of another source."""
     counts = Counter(source for source, _ in trained)
     return sum(max(0, quota - counts[source]) for source, quota in QUOTAS.items())
