@@ -32,6 +32,8 @@ Config = dict[str, Any]
 
 GB = machine.GB
 
+NO_TOKEN = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -794,7 +796,7 @@ def test_an_address_where_nothing_listens_is_bad():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
 
-    finding = only(ray_cluster.joined(f"127.0.0.1:{port}", None, os.environ))
+    finding = only(ray_cluster.joined(f"127.0.0.1:{port}", None, NO_TOKEN))
 
     assert finding.status == "bad" and "refused" in finding.words
 
@@ -803,7 +805,7 @@ def test_an_address_where_nothing_listens_is_bad():
 def test_a_server_that_is_no_ray_is_told_from_one(tool_server_url: str):
     address = tool_server_url.removeprefix("http://")
 
-    finding = only(ray_cluster.joined(address, None, os.environ))
+    finding = only(ray_cluster.joined(address, None, NO_TOKEN))
 
     assert finding.status == "bad" and "answers, and not as Ray" in finding.words
 
