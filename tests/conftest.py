@@ -40,12 +40,8 @@ LANES = {
 }
 """Option of run_tests.sh -> the marks of the tests that only it runs."""
 
-SECONDS = {"ray": 40.0, "nodes": 6.0, "slow": 1.5, "sandbox": 0.6, "browser": 3.0}
-"""About what a test with a mark takes; one without any takes a twentieth of a second.
-
-One over machines takes 20, but three Rays do not start within Ray's 30 s while run_tests.sh has
-other checks beside the tests, so it comes later.
-"""
+SECONDS = {"ray": 40.0, "nodes": 20.0, "slow": 1.5, "sandbox": 0.6, "browser": 3.0}
+"""About what a test with a mark takes; one without any takes a twentieth of a second."""
 
 RUNS = ("tests/e2e/", "tests/nodes/", "tests/guides/")
 """Folders whose tests start Ray in processes of its own, not in the one that runs the tests."""
@@ -67,6 +63,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first, because a worker of xdist takes a file after the other.
 
+    Files over machines come after them, when the checks that run_tests.sh has beside the tests have
+    ended: several Rays start at once there, and each must within 30 s (fixed in Ray).
     Files that start Ray in the testing process come last: its threads outlive `ray.shutdown()`.
     A browser that starts slowly is no failure; what hangs is named before this limit.
     """
@@ -75,16 +73,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         file = item.nodeid.partition("::")[0]
         marks = {mark.name for mark in item.iter_markers()}
-        known = {"nodes"} & marks or marks & SECONDS.keys()
-        seconds[file] += max((SECONDS[mark] for mark in known), default=0.05)
+        seconds[file] += max((SECONDS[mark] for mark in marks & SECONDS.keys()), default=0.05)
         if "ray" in marks and not file.startswith(RUNS):
             has_ray.add(file)
         if "browser" in marks and "timeout" not in marks:
             item.add_marker(pytest.mark.timeout(900))
 
-    def place(item: pytest.Item) -> tuple[bool, float, str]:
+    def place(item: pytest.Item) -> tuple[bool, bool, float, str]:
         file = item.nodeid.partition("::")[0]
-        return file in has_ray, -seconds[file], file
+        return file in has_ray, file.startswith("tests/nodes/"), -seconds[file], file
 
     items.sort(key=place)
 

@@ -462,7 +462,8 @@ ray_answers_or_died() {
   fi
 }
 
-# start TIMEOUT_S: prints `up already`, `started` or `started again`; returns 1 and prints Ray's last lines on failure.
+# start TIMEOUT_S: prints `up already`, `started`, `started again` or `started at another try`; returns 1 and prints
+# Ray's last lines on failure. A try begins before TIMEOUT_S is over, and may take so long itself.
 start() {
   local state said=started began changed until=$((SECONDS + $1))
   state="$(session_state "${NODE_NAME}")"
