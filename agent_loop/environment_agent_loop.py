@@ -7,14 +7,15 @@ trajectory. An episode that the environment does not end is ended by the limits 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from agent_loop.environments.provider import EnvironmentProvider, Episode
 from agent_loop.native_agent_loop import NativeAgentLoop
 from agent_loop.prompts import opening_of
-from agent_loop.rewards.judging import COMMON_PARTS
+from agent_loop.records.trajectory_record import COMMON_PARTS
+from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import specs_of_tools
 from agent_loop.turns.codec import HFCodec
@@ -41,8 +42,8 @@ class EnvironmentAgentLoop(NativeAgentLoop):
         self._one_at_a_time = asyncio.Lock()
         """The calls of one message are steps one after another."""
 
-    async def begin(self, row: Mapping[str, Any]) -> None:
-        source = row["data_source"]
+    async def begin(self, row: Row) -> None:
+        source = row.source
         own = self.settings.mixed.sources.get(source)
         if own is None or own.environment is None:
             raise ValueError(

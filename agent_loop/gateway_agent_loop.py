@@ -8,7 +8,7 @@ its deadline, or when its budget of turns is used up.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from agent_loop.gateway.session import Policy, Session
 from agent_loop.gateway.template import ChatTemplate, Tools
 from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.native_agent_loop import format_of
-from agent_loop.toolbox.functions import visible_row
+from agent_loop.records.trajectory_record import StopReason
+from agent_loop.row import Row
 from agent_loop.turns.codec import codec_of, control_texts
 from agent_loop.turns.tags import Action, Language, stop_token_ids
-from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
 from agent_loop.watchdog import current_activity, waits_for
 from config.gateway import GatewayOptions
@@ -62,9 +63,9 @@ class GatewayAgentLoop(NamedToolsLoop):
     def language(self) -> Language:
         raise NotImplementedError("the agent reads the model's messages")
 
-    async def begin(self, row: Mapping[str, Any]) -> None:
+    async def begin(self, row: Row) -> None:
         await super().begin(row)
-        self._row = visible_row(row)
+        self._row = row.visible()
 
     async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
         gateway: Gateway = self.client.resource("gateway", Gateway)

@@ -5,10 +5,11 @@ agent's own settings: those of the tool server, and those that verl loads from
 `rollout.multi_turn.tool_config_path` and `function_tool_path`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from agent_loop.row import Row
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.own import ToolServerProvider
 from agent_loop.toolbox.spec import ToolSpec
@@ -46,8 +47,8 @@ class NamedToolsLoop(TurnAgentLoop):
         self.specs: dict[str, ToolSpec] = {}
         """Name -> tool as the model sees it."""
 
-    async def begin(self, row: Mapping[str, Any]) -> None:
-        toolbox = self._toolbox(row["data_source"])
+    async def begin(self, row: Row) -> None:
+        toolbox = self._toolbox(row.source)
         await toolbox.open()
         self.specs = toolbox.specs
         tools = toolbox.begin(self.client, row)

@@ -7,7 +7,6 @@ holds several conversations in one session (a compacted context, a sub-agent) ov
 sessions of the process (`agent_loop.loop_settings`).
 """
 
-import json
 import logging
 import time
 from abc import abstractmethod
@@ -17,13 +16,20 @@ from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from pydantic import PrivateAttr
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from agent_loop.calls.client import ToolClient, shared_client
 from agent_loop.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.prompts import with_system_text
-from agent_loop.records.trajectory_record import facts_of, pack, texts_of
-from agent_loop.rewards.judging import COMMON_PARTS, judge
+from agent_loop.records.trajectory_record import (
+    COMMON_PARTS,
+    TRUNCATED,
+    TrajectoryRecord,
+    to_columns,
+)
+from agent_loop.rewards.judging import judge
+from agent_loop.row import Row
 from agent_loop.toolbox.own import CodeRunner
 from agent_loop.training.verl_adapters.engine_client import (
     current_version,
@@ -34,7 +40,6 @@ from agent_loop.training.verl_adapters.engine_client import (
 from agent_loop.turns.codec import HFCodec, as_plain_text, codec_of, control_texts
 from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags
-from agent_loop.turns.trajectory import TRUNCATED
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
 from config.compat import timeout
 from tool_server.wire.protocol import ToolBackend, ToolTimeout
@@ -84,7 +89,7 @@ class TurnAgentLoop(AgentLoopBase):
 
     @abstractmethod
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
-        """Run one action that is not the answer; `extras` are those of the row's `extra_info`.
+        """Run one action that is not the answer; `extras` are the row's own fields.
 
         Raises:
             ToolUnavailable: the infrastructure failed. The trajectory then ends as `infra_error`.
@@ -94,7 +99,7 @@ class TurnAgentLoop(AgentLoopBase):
         """Run Python: a program, or the next cell of this trajectory's interpreter."""
         return await self.interpreter.run(self.client, code, stdin)
 
-    async def begin(self, row: Mapping[str, Any]) -> None:
+    async def begin(self, row: Row) -> None:
         """Make what this trajectory needs, before its prompt is made, within the deadline of a
         trajectory.
 
@@ -132,26 +137,26 @@ class TurnAgentLoop(AgentLoopBase):
 
     # verl's worker takes a list too (`_agent_loop_postprocess`), its base class does not say so.
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, sampling_params: dict[str, Any], **row: Any
+        self, sampling_params: dict[str, Any], **columns: Any
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """One output, or a list of them, one for each sequence of the session."""
-        settings, source = self.settings, row["data_source"]
+        settings, row = self.settings, Row.from_columns(columns)
         client = await shared_client(settings.tools, settings.mixed)
-        self.client = client.for_source(source)
+        self.client = client.for_source(row.source)
         try:
             await self._begin_in_time(row)
             self._begin_session(sampling_params, row)
-            rollouts = await self.conversations(self._messages(row["raw_prompt"]))
+            rollouts = await self.conversations(self._messages(row.messages))
         finally:
             await self.end()
-        version = current_version(self.server_manager, row)
-        check_sequences(type(self), len(rollouts), source)
+        version = current_version(self.server_manager, row.global_steps)
+        check_sequences(type(self), len(rollouts), row.source)
         judged = await judged_outputs(rollouts, row, self.client, settings, version)
         outputs: list[AgentLoopOutput] = [output for _, output in judged]
         return outputs if len(outputs) > 1 else outputs[0]
 
-    async def _begin_in_time(self, row: Mapping[str, Any]) -> None:
-        budget = self.settings.budget_of(row["data_source"], row.get("step_deadline"))
+    async def _begin_in_time(self, row: Row) -> None:
+        budget = self.settings.budget_of(row.source, row.step_deadline)
         deadline = timeout(budget.timeout_s)
         try:
             async with deadline:
@@ -160,16 +165,15 @@ class TurnAgentLoop(AgentLoopBase):
             if not deadline.expired():
                 raise
             raise ToolTimeout(
-                f"the tools of source={row['data_source']} did not start within mixed.deadlines."
+                f"the tools of source={row.source} did not start within mixed.deadlines."
                 f"{budget.timeout_name}, {budget.timeout_s:g} s; look for what they wait, for "
                 "example start(row) of a class, or raise the deadline"
             ) from error
 
-    def _begin_session(self, sampling_params: dict[str, Any], row: Mapping[str, Any]) -> None:
-        self._source = row["data_source"]
-        self._extras = json.loads(row["extra_info"].get("extras") or "{}")
+    def _begin_session(self, sampling_params: dict[str, Any], row: Row) -> None:
+        self._source, self._extras = row.source, row.extras
         self._engine = _Engine(self, self.settings.sampling_of(self._source, sampling_params))
-        self._budget = self.settings.budget_of(self._source, row.get("step_deadline"))
+        self._budget = self.settings.budget_of(self._source, row.step_deadline)
         self._ends = time.monotonic() + self._budget.timeout_s
         self._turns_left = self._budget.max_turns
 
@@ -371,23 +375,30 @@ class _Engine:
 
 
 class JudgedOutput(AgentLoopOutput):
-    """verl's output, with the reward on the last token that the policy sampled, and with a column
-    of texts.
+    """verl's output with the record of its trajectory, and with the reward on the last token that
+    the policy sampled.
 
     verl puts the reward on the last token of the response. If that is a tool's token, the
     estimators that sum rewards over the policy's tokens (gae, remax, reinforce_plus_plus) would
     lose the reward.
     """
 
-    mixed_texts: bytes = b""
-    """`record.pack` of the texts: a column of the batch, except in a recipe of verl's own."""
+    _record: TrajectoryRecord = PrivateAttr()
+    _is_written: bool = PrivateAttr(default=True)
+    """Whether the record goes to the trainer, as it does not in a recipe of verl's own."""
+
+    @property
+    def record(self) -> TrajectoryRecord:
+        return self._record
 
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
         written = fields["response_mask"].nonzero()
-        fields["extra_fields"]["mixed"]["trained_tokens"] = len(written)
         if len(written) and (scores := fields.get("rm_scores")) is not None:
             scores[-1], scores[int(written[-1])] = 0.0, self.reward_score
+        if self._is_written:
+            self._record.trained_tokens = len(written)
+            fields["extra_fields"]["mixed"], fields["mixed_texts"] = to_columns(self._record)
         return fields
 
 
@@ -408,7 +419,7 @@ def check_sequences(kind: type, sequences: int, source: str) -> None:
 
 async def judged_outputs(
     rollouts: Sequence[Rollout],
-    row: Mapping[str, Any],
+    row: Row,
     tools: ToolBackend,
     settings: LoopSettings,
     version: int,
@@ -430,7 +441,7 @@ async def judged_outputs(
         RuntimeError: the loop's own code raised, in a recipe of verl's own. verl then fails the
             group, because nobody there stops a run whose sessions are all lost.
     """
-    source, last = row["data_source"], rollouts[-1]
+    source, last = row.source, rollouts[-1]
     if (lost := next((each for each in rollouts if each.is_lost), None)) is not None:
         _lose_as(last, lost)
     parts: dict[str, Any] = last.verdict or {}
@@ -439,8 +450,7 @@ async def judged_outputs(
     on_truncated = settings.on_truncated_of(source)
     is_masked = on_truncated == "mask" and last.stop_reason in TRUNCATED
     if last.loop_error is not None:
-        row_id = row["extra_info"].get("row_id", "")
-        settings.log_loop_error(source, row_id, last.fault or "", last.loop_error)
+        settings.log_loop_error(source, row.row_id, last.fault or "", last.loop_error)
     if last.is_lost and not settings.judges:
         if last.loop_error is not None:
             raise RuntimeError(f"the agent loop of source={source} raised {last.fault}")
@@ -453,17 +463,14 @@ async def judged_outputs(
         elif is_masked:
             each.trajectory.without_gradient()
     requests = turns_of_trajectory.get()
-    facts = {
-        "reward_parts": parts,
-        "state_masking": settings.tools.state_masking,
-        "on_truncated": on_truncated,
-        "rows": len(kept),
-        "requests": None if requests is None else len(requests),
-    }
     outputs: list[tuple[Rollout, JudgedOutput]] = []
     for each in kept:
-        own = {**facts, "parent": _place_of(each.parent, kept)}
-        outputs.append((each, _output_of(each, own, settings, version)))
+        record = each.record()
+        record.reward_parts, record.on_truncated = parts, on_truncated
+        record.state_masking = settings.tools.state_masking
+        record.rows, record.parent = len(kept), _place_of(each.parent, kept)
+        record.requests = None if requests is None else len(requests)
+        outputs.append((each, _output_of(each, record, settings, version)))
     return outputs
 
 
@@ -480,31 +487,22 @@ def _place_of(parent: Rollout | None, sequences: Sequence[Rollout]) -> int | Non
 
 
 def _output_of(
-    rollout: Rollout, facts: Mapping[str, Any], settings: LoopSettings, version: int
+    rollout: Rollout, record: TrajectoryRecord, settings: LoopSettings, version: int
 ) -> JudgedOutput:
-    """verl's output of one sequence.
-
-    Args:
-        facts: of its session, with the parts of the reward.
-    """
-    parts, trajectory = facts["reward_parts"], rollout.trajectory
+    """verl's output of one sequence."""
+    parts, trajectory = record.reward_parts, rollout.trajectory
     oldest, newest = rollout.weight_versions or (version, version)
-    extra: dict[str, Any] = {
-        "mixed": {**facts_of(rollout), **facts},
-        "min_global_steps": oldest,
-        "max_global_steps": newest,
-    }
+    extra: dict[str, Any] = {"min_global_steps": oldest, "max_global_steps": newest}
     if parts:
         common = {name: parts[name] for name in COMMON_PARTS if name in parts}
         extra["reward_extra_info"] = common
-    if settings.judges:
-        columns: dict[str, Any] = {"mixed_texts": pack(texts_of(rollout))}
-    else:
+    columns: dict[str, Any] = {}
+    if not settings.judges:
         # those that verl's loops set: all rows of TransferQueue need the same
         columns = {"mm_processor_kwargs": {}, "mm_processor_output": None}
-        extra |= {"answer": rollout.answer, "fault": rollout.fault}
-        extra["stop_reason"] = str(rollout.stop_reason)
-    return JudgedOutput(
+        extra |= {"answer": record.answer, "fault": record.fault}
+        extra["stop_reason"] = record.stop_reason
+    output = JudgedOutput(
         prompt_ids=trajectory.prompt_ids,
         response_ids=trajectory.response_ids,
         response_mask=trajectory.loss_mask(settings.tools.state_masking),
@@ -519,3 +517,5 @@ def _output_of(
         extra_fields=extra,
         **columns,
     )
+    output._record, output._is_written = record, settings.judges
+    return output

@@ -48,12 +48,13 @@ from agent_loop.calls import client as tool_client
 from agent_loop.calls.client import ToolClient
 from agent_loop.loop_lag import LoopLag, spare_full_collections
 from agent_loop.loop_settings import settings_of
-from agent_loop.records.trajectory_record import record_of
+from agent_loop.records.trajectory_record import Call, StopReason, Turn, to_columns
 from agent_loop.rewards.judging import judge
+from agent_loop.row import Row
 from agent_loop.training.verl_adapters.engine_client import RecordingClient
 from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout, Turn
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Rollout
 from tool_server.wire.protocol import ToolCall, ToolResult
 from verl_mixed.run.compose import compose_config, resolve
 
@@ -605,7 +606,7 @@ def parts_ms(ours: Contender, verls: Contender, each: int) -> list[Part]:
 
         settings = settings_of(our_worker.config)
         tools = InstantTools("http://127.0.0.1:1", limiter=None)
-        source_row = row(ours.messages)
+        source_row = Row.from_columns(row(ours.messages))
         rollout = a_rollout()
 
         judging = []
@@ -622,7 +623,7 @@ def parts_ms(ours: Contender, verls: Contender, each: int) -> list[Part]:
                 of(lambda: builder.build_initial_tokens(verls.messages, tools=[SCHEMA])),
             ),
             ("judge, one hidden test", statistics.median(judging), None),
-            ("record, three turns", of(lambda: record_of(rollout)), None),
+            ("record, three turns", of(lambda: to_columns(rollout.record())), None),
         ]
 
     return asyncio.run(play())

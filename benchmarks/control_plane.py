@@ -211,7 +211,18 @@ def source_name(number: int) -> str:
     return f"s{number:03d}"
 
 
-class Rows:
+def _exists(module: str) -> bool:
+    with suppress(ModuleNotFoundError):  # the folder of the module is missing
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
+_MixtureRows: Any = object
+if _exists("samplers.mixture_rows"):  # 1.0.0 and 1.1.0 have none
+    _MixtureRows = importlib.import_module("samplers.mixture_rows").MixtureRows
+
+
+class Rows(_MixtureRows):
     """The dataset: rows in memory, equally many of each source."""
 
     def __init__(self, count: int, sources: int) -> None:
@@ -220,6 +231,8 @@ class Rows:
 
     @property
     def dataframe(self) -> Any:
+        if _MixtureRows is not object:
+            return None
         return SimpleNamespace(with_format=lambda _: {"data_source": self._sources})
 
     def __len__(self) -> int:
@@ -286,12 +299,6 @@ def ours(name: str, *modules: str) -> Any:
     the last, whose import then says what is missing."""
     module = next(filter(_exists, modules), modules[-1])
     return getattr(importlib.import_module(module), name)
-
-
-def _exists(module: str) -> bool:
-    with suppress(ModuleNotFoundError):  # the folder of the module is missing
-        return importlib.util.find_spec(module) is not None
-    return False
 
 
 @lru_cache(maxsize=TEMPLATES)
@@ -367,6 +374,8 @@ async def output_of(config: DictConfig, row: dict[str, Any], number: int, mixed:
     try:
         settings = ours("settings_of", "agent_loop.loop_settings", "agent_loop.turns.loop_settings")
         version = [0] if IS_1_0 else 0
+        if _exists("agent_loop.row"):  # earlier releases take the columns
+            row = importlib.import_module("agent_loop.row").Row.from_columns(row)
         if hasattr(module, "judged_output"):  # before a session could be several rows
             return await module.judged_output(rollout, row, None, settings(config), version)
         return (await module.judged_outputs([rollout], row, None, settings(config), version))[0][1]
@@ -695,7 +704,8 @@ def measure(trainer: Any, clock: Clock) -> None:
     if hasattr(trainer, "_prepare"):
         accounts = importlib.import_module("agent_loop.training.accounts")
         clock.wrap(accounts, "read_token_sums", "thread: sums over tokens")
-        clock.wrap(accounts, "write_lines", "thread: trajectory files")
+        writes = "write_whole" if hasattr(accounts, "write_whole") else "write_lines"
+        clock.wrap(accounts, writes, "thread: trajectory files")
         clock.wrap(trainer, "_prepare", "thread: metrics, drift, tokens to write")
         steps = importlib.import_module("agent_loop.training.optimizer_steps")
         clock.wrap(steps, "read_trajectories", "thread: facts")

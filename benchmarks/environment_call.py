@@ -31,6 +31,7 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.calls.limiter import make_limiter
 from agent_loop.calls.own_limits import limited
 from agent_loop.environments.provider import EnvironmentProvider
+from agent_loop.row import Row
 from config.environments import EnvironmentEntry
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from rate_limit.slots import FileSlots
@@ -121,12 +122,7 @@ async def ours(
     ) as client:
         provider = EnvironmentProvider(EnvironmentEntry.model_validate(entry), client)
         for_source = client.for_source("a")
-        row = {
-            "data_source": "a",
-            "raw_prompt": [],
-            "reward_model": {"ground_truth": "null"},
-            "extra_info": {"row_id": "a", "extras": "{}"},
-        }
+        row = Row(source="a", row_id="a", came={"reward_model": {"ground_truth": "null"}})
 
         async def begin() -> Step:
             return partial((await provider.begin(for_source, row)).step, action)

@@ -26,10 +26,10 @@ import aiohttp
 from aiohttp import web
 from tokenizers import ByteLevelBPETokenizer
 
-from agent_loop.records.run_folder import write_lines
-from agent_loop.records.trajectory_record import record_of
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout, Turn
+from agent_loop.records.trajectory_record import Call, StopReason, Turn, line_of
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Rollout
+from config.disk import write_whole
 from verl_mixed.run.compose import load_config, save_config
 from verl_mixed.views.viewer.filters import Filter
 from verl_mixed.views.viewer.index import Index
@@ -70,7 +70,7 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> None:
         trajectory.add_model_tokens(ids, [-chance.expovariate(2.0) for _ in ids])
         trajectory.cut_turn(len(ids), text)
 
-    def line(step: int, number: int) -> dict[str, object]:
+    def line(step: int, number: int) -> bytes:
         source, draw = SOURCES[number // GROUP % len(SOURCES)], number // GROUP
         trajectory = Trajectory(tokenizer.encode(" ".join(chance.choices(words, k=60))).ids)
         for author in ("model", "tool", "model", "tool", "model"):
@@ -83,24 +83,18 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> None:
             turns=[Turn(generate_s=1.0, tokens=tokens // 5) for _ in range(3)],
             calls=[Call(turn=n, action="search", arguments="x", status="ok") for n in (1, 2)],
         )
-        return {
-            "step": step,
-            "key": f"{step:08x}.{draw}.{source}_{number % GROUP}_0",
-            "source": source,
-            "row_id": f"{source}:{draw:016x}",
-            "draw": draw,
-            "reward": reward,
-            "acc": reward,
-            "prompt_ids": trajectory.prompt_ids,
-            "response_ids": trajectory.response_ids,
-            "response_mask": trajectory.response_mask,
-            "log_probs": trajectory.log_probs,
-            **record_of(rollout),
-        }
+        record = rollout.record()
+        record.step, record.key = step, f"{step:08x}.{draw}.{source}_{number % GROUP}_0"
+        record.source, record.row_id, record.draw = source, f"{source}:{draw:016x}", draw
+        record.reward = record.acc = reward
+        record.prompt_ids, record.response_ids = trajectory.prompt_ids, trajectory.response_ids
+        record.response_mask, record.log_probs = trajectory.response_mask, trajectory.log_probs
+        return line_of(record)
 
+    (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
     for step in range(1, STEPS + 1):
         own = range(trajectories // STEPS)
-        write_lines(
+        write_whole(
             run_dir / "trajectories" / f"{step}.jsonl", (line(step, number) for number in own)
         )
 
@@ -129,7 +123,7 @@ async def measure(run_dir: Path) -> dict[str, object]:
     total = index.count(Filter())
     ids = [row["id"] for row in index.rows(Filter(), limit=total)]
     chance = random.Random(1)
-    said = Counter(index.record(ids[0]).segments[0][3].split()).most_common()
+    said = Counter(index.record(ids[0]).segments[0].text.split()).most_common()
     frequent, rare = said[0][0], f"{said[-1][0]}+{said[-2][0]}"
     pages = {
         "run": lambda: "run",

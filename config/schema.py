@@ -579,6 +579,10 @@ class MixedConfig(Section):
     """Steps whose trajectory files are kept: the newest ones. The viewer and the audit of masks see
     only these steps. None: all."""
 
+    trajectory_token_values: bool = False
+    """Whether trajectory files hold the old log-prob and the importance weight of every trained
+    token, and not only their sum and hash for each row. A file grows by half and more."""
+
     wandb_artifacts: bool = False
     """Whether each checkpoint and each step's trajectory file becomes an artifact at Weights &
     Biases. Files are sent while training goes on; offline they stay as hard links in folders

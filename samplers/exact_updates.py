@@ -70,6 +70,9 @@ class ExactUpdates:
     _rows_per_update: int
     """Rows of one optimizer update, padding included, over all ranks."""
 
+    _update_of_rows: dict[str, int]
+    """Key of each row of the current batch -> number of its update in the step, from 1."""
+
     def _quota(self, groups: int, update: int) -> dict[str, int]:
         """Source -> its groups in an update of this step, of updates of `groups` groups."""
         first = (self.global_steps - 1) * self.plan.batch_size + update * groups
@@ -91,9 +94,11 @@ class ExactUpdates:
         quotas = [
             self._quota(per_update, update) for update in range(start, start + groups // per_update)
         ]
-        batch, self._rows_per_update, balance = lay_out(
-            batch, quotas, self._sizes(), self.tokenizer.eos_token_id
-        )
+        batch, updates, balance = lay_out(batch, quotas, self._sizes(), self.tokenizer.eos_token_id)
+        self._rows_per_update = len(updates[0])
+        self._update_of_rows = {
+            key: number for number, keys in enumerate(updates, start + 1) for key in keys
+        }
         metrics.update(balance)
         return batch
 
@@ -154,7 +159,7 @@ def place_of(key: str) -> tuple[str, int, int, int]:
 
 def lay_out(
     batch: Any, quotas: Sequence[Mapping[str, int]], sizes: Sizes, eos_token_id: int
-) -> tuple[Any, int, dict[str, float]]:
+) -> tuple[Any, list[list[str]], dict[str, float]]:
     """Order a batch so that each update holds its quotas, and all ranks have equal work.
 
     Args:
@@ -163,7 +168,7 @@ def lay_out(
         eos_token_id: token of padding rows, which are added to make the rows divisible.
 
     Returns:
-        The ordered batch; rows of one update over all ranks; metrics.
+        The ordered batch; the keys of each update, over all ranks and equally many; metrics.
     """
     rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(batch.keys):
@@ -187,6 +192,7 @@ def lay_out(
         padding = iter(range(real, len(batch)))
         for rows in updates:
             rows += [next(padding) for _ in range(size - len(rows))]
+    keys = [[batch.keys[row] for row in rows] for rows in updates]
     of_ranks = spread_rows(updates, weights, sizes.ranks)
     lengths = [tag["seq_len"] for tag in batch.tags]
     metrics = log_seqlen_unbalance(lengths, of_ranks, prefix="global_seqlen")
@@ -197,7 +203,7 @@ def lay_out(
         )
         metrics["mixed/balance/stock_imbalance"] = imbalance(stock, weights)
     batch.reorder([row for rows in of_ranks for row in rows])
-    return batch, size, metrics
+    return batch, keys, metrics
 
 
 def _workloads(batch: KVBatchMeta) -> list[int]:

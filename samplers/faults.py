@@ -1,6 +1,6 @@
-"""Errors, and what records say of trajectories: faults and trained tokens. Imports no verl."""
+"""Errors of a mixture, and how groups and sessions ended. Imports no verl."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,22 +30,20 @@ class GroupFaults:
     """The fault of each lost trajectory."""
 
 
-def fault_of(record: Mapping[str, Any]) -> str:
-    """Tool and error of a lost trajectory, from its record (`turns.record.record_of`)."""
-    return f"tool={record['fault_tool']}, last error: {record['fault']}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOutcome:
+    """How a session of a finished group ended."""
 
+    is_trained: bool
+    """Whether it has a token with mask 1."""
 
-def trained_tokens_of(
-    records: Mapping[str, Mapping[str, Any]], masks_of: Callable[[list[str]], Iterable[Any]]
-) -> dict[str, int]:
-    """Key of a trajectory -> its tokens with mask 1, from its record.
+    is_judged: bool
+    """Whether its reward counts."""
 
-    Args:
-        records: by key. Those that an earlier release left in a checkpoint lack the number.
-        masks_of: reads the masks of some trajectories; called for those, if there are any.
-    """
-    counts = {key: record.get("trained_tokens") for key, record in records.items()}
-    if older := [key for key, count in counts.items() if count is None]:
-        masks = zip(older, masks_of(older), strict=True)
-        counts |= {key: int(mask.sum()) for key, mask in masks}
-    return {key: int(count or 0) for key, count in counts.items()}
+    is_solved: bool
+    fault: str | None
+    """Tool and error, if it was lost."""
+
+    reward: float
+    info: Mapping[str, Any]
+    """verl's `reward_extra_info`."""

@@ -143,7 +143,6 @@ def ExactMixture(*, refill_fn: Any, **_: Any) -> Any:
         RecipeAccounts(door).sampled,
         max_wait_s=limits.max_wait_s,
         max_replacements=limits.max_replacements,
-        own_loops=False,
         limits=LIMITS,
     )
 

@@ -31,21 +31,20 @@ import math
 import time
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import (
     ReplayBuffer,
     ReplayBufferAsync,
 )
 
-from samplers.faults import GroupFaults, SourceStarved, fault_of, trained_tokens_of
+from samplers.faults import GroupFaults, SessionOutcome, SourceStarved
 from samplers.lead import FlightTimes, Lead, lead_of, to_start
 from samplers.ledger import Outcome
 from samplers.queue_view import QueueView
-from samplers.uid import group_of, prompt_of, session_of
+from samplers.uid import group_of, prompt_of
 from samplers.verl_releases import HAS_WAIT, OF_REWARD
 
 UNBOUNDED = 50
@@ -96,9 +95,9 @@ class Mixture:
     sampled: Callable[[Any], Mapping[str, float]] = lambda batch: {}
     """Called with each batch that is about to be trained; returns metrics of the step."""
 
-    own_loops: bool = True
-    """Whether the loop workers are those of this project: they name the groups that ended, and
-    their rows have records. verl's do neither."""
+    outcomes: Callable[[str, list[str]], Mapping[str, SessionOutcome]] | None = None
+    """Partition, keys of rows -> session -> how it ended. None: the loop workers are verl's, which
+    write no records, and do not name the groups that ended."""
 
     limits: str = "mixed"
     """Where the config has `max_wait_s` and `max_replacements`, for error messages."""
@@ -169,7 +168,7 @@ class _ExactQuotas(QueueView):
         options.setdefault("poll_interval", POLL_INTERVAL_S)
         super().__init__(
             clock=mixture.clock,
-            are_named=mixture.own_loops,
+            are_named=mixture.outcomes is not None,
             refill_fn=self._refill,
             **options,
         )
@@ -296,7 +295,7 @@ class _ExactQuotas(QueueView):
         checked once, and filtered if fewer than two trajectories are valid, or if the valid ones
         have equal rewards, because its advantages are zero.
         """
-        if self.filter_groups_metric is None or not self.mixture.own_loops:
+        if self.filter_groups_metric is None or self.mixture.outcomes is None:
             return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
         verdicts = self._dapo_classification_cache[partition_id]  # uid -> shared value, or None
         known = set(verdicts)
@@ -314,15 +313,17 @@ class _ExactQuotas(QueueView):
         """uid -> the filter's metric of its valid trajectories."""
         metrics: dict[str, list[float]] = {uid: [] for uid in uids}
         name = self.filter_groups_metric
-        for session, fields, is_trained in _outcomes(
-            partition_id, self._keys_of(partition_id, uids)
-        ):
-            if is_trained:
-                of_reward = name == OF_REWARD
-                parts = fields["mixed"]["reward_parts"]
-                metric = parts["score"] if of_reward else fields["reward_extra_info"][name]
+        for session, ended in self._outcomes(partition_id, uids).items():
+            if ended.is_trained:
+                metric = ended.reward if name == OF_REWARD else ended.info[str(name)]
                 metrics[group_of(session)].append(float(metric))
         return metrics
+
+    def _outcomes(self, partition_id: str, uids: set[str]) -> Mapping[str, SessionOutcome]:
+        """Session -> how it ended, of some groups."""
+        assert self.mixture.outcomes is not None
+        keys = self._keys_of(partition_id, uids)
+        return self.mixture.outcomes(partition_id, keys) if keys else {}
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(  # type: ignore[misc]
@@ -343,7 +344,7 @@ class _ExactQuotas(QueueView):
         for uid in sorted(evicted, key=prompt_of):
             source, _ = prompt_of(uid)
             why: Outcome = "stale" if uid in stale else "filtered" if uid in filtered else "failed"
-            is_known = why == "filtered" and self.mixture.own_loops
+            is_known = why == "filtered" and self.mixture.outcomes is not None
             judged, solved = self._solved.get(uid, (0, 0)) if is_known else (None, None)
             self.given_up.append(GivenUp(uid=uid, why=why, judged=judged, solved=solved))
             self._replaced[source][why] += 1
@@ -355,20 +356,18 @@ class _ExactQuotas(QueueView):
 
     def _note_losses(self, partition_id: str, dropped: set[str]) -> None:
         """Read the lost trajectories of groups before the groups are cleared."""
-        if not dropped or not self.mixture.own_loops:
+        if not dropped or self.mixture.outcomes is None:
             return
-        keys = self._keys_of(partition_id, dropped)
-        sizes = Counter(map(group_of, {session_of(key) for key in keys}))
+        outcomes = self._outcomes(partition_id, dropped)
+        sizes = Counter(map(group_of, outcomes))
         faults: dict[str, list[str]] = {uid: [] for uid in sizes}
         self._solved = dict.fromkeys(sizes, (0, 0))
-        for session, fields, is_trained in _outcomes(partition_id, keys):
-            record = fields["mixed"]
-            if record["fault"] is None and any(turn["tokens"] for turn in record["turns"]):
+        for session, ended in outcomes.items():
+            if ended.is_judged:
                 judged, solved = self._solved[group_of(session)]
-                is_solved = float(fields["reward_extra_info"].get("acc", 0.0)) >= 1
-                self._solved[group_of(session)] = judged + 1, solved + is_solved
-            if not is_trained and record["fault"] is not None:  # its first token was not late
-                faults[group_of(session)].append(fault_of(record))
+                self._solved[group_of(session)] = judged + 1, solved + ended.is_solved
+            if ended.fault is not None and not ended.is_trained:  # its first token was not late
+                faults[group_of(session)].append(ended.fault)
         for uid, own in faults.items():
             source, _ = prompt_of(uid)
             self._losses.append(
@@ -580,30 +579,6 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
         if partition_id == "train" and self.train_batch_size is not None:
             self._quota = self.mixture.quota(self.train_batch_size)
         return super().get_sampleable_count(global_steps, partition_id)
-
-
-def _outcomes(partition_id: str, keys: list[str]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """(session, `extra_fields` of a row of it, whether it has a token with mask 1) of rows."""
-    if not keys:
-        return
-    column = _read(partition_id, keys, "extra_fields")
-    fields = {key: getattr(value, "data", value) for key, value in zip(keys, column, strict=True)}
-    trained = trained_tokens_of(
-        {key: own["mixed"] for key, own in fields.items()},
-        lambda older: _read(partition_id, older, "response_mask"),
-    )
-    tokens = Counter[str]()
-    for key, count in trained.items():
-        tokens[session_of(key)] += count
-    of_sessions = {session_of(key): own for key, own in fields.items()}
-    for session, own in of_sessions.items():
-        yield session, own, tokens[session] > 0
-
-
-def _read(partition_id: str, keys: list[str], field: str) -> Any:
-    """A column of trajectories."""
-    data: Any = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[field])
-    return data[field]
 
 
 def _is_before(uid: str, ends: Mapping[str, int]) -> bool:

@@ -11,10 +11,8 @@ the entry, and the deadline of a call. A call is never repeated once it may have
 """
 
 import hashlib
-import json
 import logging
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
@@ -27,6 +25,7 @@ from agent_loop.environments.backends import (
     ProcessBackend,
 )
 from agent_loop.environments.episode import InvalidAnswer, Start, Step, start_of, step_of
+from agent_loop.row import Row
 from config.compat import timeout
 from config.environments import EnvironmentEntry
 from config.tool_entries import without_secrets
@@ -64,18 +63,20 @@ class EnvironmentProvider:
         )
         self._route = client.limits(route, entry)
 
-    async def begin(self, client: ToolClient, row: Mapping[str, Any]) -> "Episode":
+    async def begin(self, client: ToolClient, row: Row) -> "Episode":
         """Begin an episode.
 
         Args:
-            row: fields of the dataset's row.
+            row: of the dataset.
 
         Raises:
             ToolUnavailable: the environment failed, or gave no valid start in time.
         """
         await self._backend.ready()  # the start of a server is not in the time of a reset
+        # The ground truth is in it, because the environment judges.
+        seen = {**row.visible(), "ground_truth": row.ground_truth}
         client = client.on(self._route)  # once, because this copies the client
-        result = await self._call(client, {"op": "reset", "row": row_of(row)})
+        result = await self._call(client, {"op": "reset", "row": seen})
         body = result.body
         session = str(body.get("session"))
         try:
@@ -171,19 +172,6 @@ class Episode:
 
     async def end(self) -> None:
         await self._provider.end(self._session)
-
-
-def row_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What an environment sees of a row. The ground truth is in it, because the environment
-    judges."""
-    extra_info = row["extra_info"]
-    return {
-        "data_source": row["data_source"],
-        "row_id": extra_info.get("row_id"),
-        "prompt": [dict(message) for message in row["raw_prompt"]],
-        "extras": json.loads(extra_info.get("extras") or "{}"),
-        "ground_truth": json.loads(row["reward_model"]["ground_truth"]),
-    }
 
 
 def _backend_of(entry: EnvironmentEntry, client: ToolClient) -> Backend:

@@ -21,6 +21,7 @@ from agent_loop.evaluation.selection import Selection
 from agent_loop.ray_path import keep_folder_off_workers
 from agent_loop.records.evaluation_records import JOB, RECORDS, SELECTED, Key, Record, RecordsFile
 from agent_loop.records.run_folder import write_text
+from agent_loop.row import Row
 from agent_loop.training.main import join
 from agent_loop.training.verl_config import refusals
 from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
@@ -113,7 +114,7 @@ def _rows(config: DictConfig, selection: Selection) -> list[dict[str, Any]]:
     )
     dataset.is_validation = True
     columns = dataset.dataframe.select_columns(["data_source", "extra_info"])
-    keys = [(row["data_source"], row["extra_info"]["row_id"]) for row in columns]
+    keys = [_key(row, 0)[:2] for row in columns]
     places = selection.of(keys)
     if not places:
         known = ", ".join(
@@ -123,8 +124,9 @@ def _rows(config: DictConfig, selection: Selection) -> list[dict[str, Any]]:
     return [dataset[place] for place in places]
 
 
-def _key(row: Mapping[str, Any], sample: int) -> Key:
-    return row["data_source"], row["extra_info"]["row_id"], sample
+def _key(columns: Mapping[str, Any], sample: int) -> Key:
+    row = Row.from_columns(columns)
+    return row.source, row.row_id, sample
 
 
 def _run(

@@ -10,6 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
 from agent_loop.records.evaluation_records import Record
 from agent_loop.records.session_record import record_of
+from agent_loop.row import Row
 from agent_loop.training.verl_adapters.loop_worker import SessionRunner
 
 
@@ -18,22 +19,23 @@ class EvaluationWorker(SessionRunner, AgentLoopWorker):
         super().__init__(config, llm_client)
         llm_client.tokenizer = self.tokenizer  # a client of texts needs it
 
-    async def evaluate(self, row: dict[str, Any], sample: int, step: int) -> Record:
+    async def evaluate(self, columns: dict[str, Any], sample: int, step: int) -> Record:
         """Run one session of a row.
 
         Args:
-            row: columns of the dataset.
+            columns: of the dataset.
             sample: number of the session among those of its row.
             step: training step of the weights, from which the seeds are made.
         """
         self._start_watching()
         trajectory = {"step": step, "sample_index": 0, "rollout_n": sample, "validate": True}
-        row = {**row, "uid": "evaluation", "session_id": sample, "global_steps": step}
+        columns = {**columns, "uid": "evaluation", "session_id": sample, "global_steps": step}
         default = self.config.actor_rollout_ref.rollout.agent.default_agent_loop
-        row.setdefault("agent_name", default)
-        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
+        columns.setdefault("agent_name", default)
+        row = Row.from_columns(columns)
+        with self.settings.watchdog.watch(row.source, row.row_id):
             await self.settings.starts.enter()
-            outputs = await self._run(validation_sampling(self.config), trajectory, row)
+            outputs = await self._run(validation_sampling(self.config), trajectory, columns)
         return record_of(outputs, row, step)
 
 

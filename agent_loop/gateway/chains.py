@@ -22,8 +22,9 @@ from uuid import uuid4
 import msgspec
 
 from agent_loop.gateway.wire import ModelRequest
+from agent_loop.records.trajectory_record import StopReason
 from agent_loop.turns.tool_messages import CannotContinue, shared_length
-from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Rollout
 
 Messages = Sequence[Mapping[str, Any]]

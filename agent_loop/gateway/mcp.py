@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agent_loop.gateway.session import Session
+from agent_loop.records.trajectory_record import Call
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.turns.tags import Action
-from agent_loop.turns.turn_loop import Call, Observation, run_call
+from agent_loop.turns.turn_loop import Observation, run_call
 from agent_loop.watchdog import waits_for
 from tool_server.wire.protocol import ToolError
 

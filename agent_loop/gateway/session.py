@@ -24,12 +24,13 @@ from agent_loop.gateway.wire import (
     TokenLogprob,
     WireError,
 )
+from agent_loop.records.trajectory_record import Call, StopReason, Turn
 from agent_loop.turns.call_formats import CallFormat, CallMistake
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.native import prompt_opens_thought
 from agent_loop.turns.tags import first_end, stop_token_ids
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Budget, Call, Generated, Rollout, Stop, Turn, append_turn
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Budget, Generated, Rollout, Stop, append_turn
 from agent_loop.watchdog import waits_for
 from config.compat import timeout
 from tool_server.wire.protocol import ToolError

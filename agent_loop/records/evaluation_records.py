@@ -5,13 +5,17 @@ A record has no times, so that the same weights, rows and seeds give the same by
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import logging
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_loop.records.run_folder import write_lines
-from config.disk import BrokenFile, flush
+import msgspec
+
+from agent_loop.records.run_folder import decoded, read_typed, write_lines
+from config.disk import flush
+
+logger = logging.getLogger(__name__)
 
 JOB, RECORDS, SELECTED = "job.json", "records.jsonl", "selected.json"
 """Files in the folder of an evaluation: what was asked for, the records, the chosen rows."""
@@ -24,8 +28,7 @@ Key = tuple[str, str, int]
 """Source, row_id and sample of a record. A file has each key once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What one trajectory of a validation reached, and what it used."""
 
     step: int
@@ -54,7 +57,7 @@ class Record:
     turns: int
     tool_calls: int
     rows: int = 1
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = {}
     """Parts of the reward that only some rewards have."""
 
     fault: str | None = None
@@ -75,17 +78,16 @@ class Record:
 
 def line_of(record: Record) -> dict[str, Any]:
     """A record as a line of a file."""
-    return {each.name: getattr(record, each.name) for each in fields(record)}
+    return msgspec.structs.asdict(record)
 
 
-def read_record(line: Mapping[str, Any]) -> Record:
+def read_record(line: bytes) -> Record:
     """The record of a line; keys of a newer release are left out.
 
     Raises:
-        TypeError: a key is missing.
+        ValueError: the line is no record.
     """
-    known = {each.name for each in fields(Record)}
-    return Record(**{name: value for name, value in line.items() if name in known})
+    return decoded(line, Record)
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:
@@ -98,23 +100,17 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
     write_lines(path, map(line_of, in_order(records)))
 
 
-def read_records(path: Path) -> list[Record]:
-    """The records of a file, without a last line that a kill cut short; none without a file.
+def read_records(path: Path) -> tuple[list[Record], list[str]]:
+    """The records of a file, none without a file; and its problems, as `read_typed`, which are also
+    logged. A kill cuts the last line of an evaluation short.
 
     Raises:
-        BrokenFile: another line is no record.
+        OSError: the file cannot be read.
     """
-    found: list[Record] = []
-    whole, _, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-    for number, raw in enumerate(whole.split(b"\n") if whole else (), 1):
-        try:
-            found.append(read_record(json.loads(raw)))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise BrokenFile(
-                f"cannot read {path} line {number}: no record of a validation ({error}); put a "
-                "whole copy there, or remove the file to make it again"
-            ) from error
-    return found
+    records, problems = read_typed(path, read_record) if path.exists() else ([], [])
+    for problem in problems:
+        logger.warning("%s/%s", path.parent, problem)
+    return records, problems
 
 
 class RecordsFile:
@@ -126,7 +122,7 @@ class RecordsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.records = {record.key: record for record in read_records(path)}
+        self.records = {record.key: record for record in read_records(path)[0]}
         """Key -> the newest record."""
 
     def open(self) -> None:

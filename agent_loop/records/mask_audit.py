@@ -8,15 +8,18 @@ requests.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from agent_loop.records.run_folder import read_lines, trajectory_files
-from agent_loop.turns.trajectory import why_masked
-from samplers.uid import session_of
+from agent_loop.records.run_folder import trajectory_files
+from agent_loop.records.trajectory_record import (
+    LATER,
+    TrajectoryRecord,
+    absent_fields,
+    read_file,
+)
 
 SHOWN = 20
 """Most problems of a session. A damaged line may say that it had billions of requests."""
@@ -32,6 +35,9 @@ class MaskReport:
     tool_tokens: int = 0
     without_masking: int = 0
     """Trajectories with `state_masking=false`, whose tool tokens are in the loss."""
+
+    absent: set[str] = field(default_factory=lambda: set(LATER))
+    """Fields that no record has, because an older release wrote them all."""
 
     problems: list[str] = field(default_factory=list)
 
@@ -60,15 +66,18 @@ class MaskReport:
 def audit_masks(run_dir: Path) -> MaskReport:
     report = MaskReport()
     for path in trajectory_files(run_dir / "trajectories"):
-        sessions = defaultdict[str, list[Mapping[str, Any]]](list)
-        for record in read_lines(path):
-            sampled = sum(record["response_mask"])
-            sessions[session_of(record["key"])].append(record)
+        sessions = defaultdict[str, list[TrajectoryRecord]](list)
+        records, unreadable = read_file(path)
+        report.problems += unreadable
+        report.absent = absent_fields(records, report.absent)
+        for record in records:
+            sampled = sum(record.response_mask)
+            sessions[record.session].append(record)
             report.rows += 1
             report.model_tokens += sampled
-            report.tool_tokens += len(record["response_mask"]) - sampled
-            report.without_masking += not record.get("state_masking", True)
-            where = f"{path.name} key={record['key']}"
+            report.tool_tokens += len(record.response_mask) - sampled
+            report.without_masking += not record.state_masking
+            where = f"{path.name} key={record.key}"
             report.problems += [f"{where}: {problem}" for problem in mask_problems(record)]
         report.by_step[int(path.stem)] = len(sessions)
         for name, sequences in sessions.items():
@@ -77,7 +86,7 @@ def audit_masks(run_dir: Path) -> MaskReport:
     return report
 
 
-def session_problems(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
+def session_problems(sequences: Sequence[TrajectoryRecord]) -> list[str]:
     """Sequences of a session that are missing, and answers of the engine that are in none or in
     several: the first `SHOWN` of them.
 
@@ -85,22 +94,22 @@ def session_problems(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
         sequences: the lines of the session. Those of release 1.0.0 do not say how many there
             should be.
     """
-    said = [s for s in sequences if s.get("requests") is not None and why_masked(s) is None]
+    said = [s for s in sequences if s.requests is not None and s.why_masked is None]
     if not said:
         return []
-    if said[-1]["rows"] != len(sequences):
-        return [f"{len(sequences)} rows are there, of {said[-1]['rows']}"]
-    held = Counter(turn.get("request") for sequence in sequences for turn in sequence["turns"])
-    wrong = (n for n in range(1, said[-1]["requests"] + 1) if held[n] != 1)
+    if said[-1].rows != len(sequences):
+        return [f"{len(sequences)} rows are there, of {said[-1].rows}"]
+    held = Counter(turn.request for sequence in sequences for turn in sequence.turns)
+    wrong = (n for n in range(1, (said[-1].requests or 0) + 1) if held[n] != 1)
     return [
         f"the engine's answer to request {number} is in {held[number] or 'no'} rows"
         for number in islice(wrong, SHOWN)
     ]
 
 
-def mask_problems(record: Mapping[str, Any]) -> list[str]:
-    """The rules that a line of a trajectory file breaks; empty if every mask bit is right."""
-    ids, mask, log_probs = record["response_ids"], record["response_mask"], record["log_probs"]
+def mask_problems(record: TrajectoryRecord) -> list[str]:
+    """The rules that a record with its tokens breaks; empty if every mask bit is right."""
+    ids, mask, log_probs = record.response_ids, record.response_mask, record.log_probs
     if not len(ids) == len(mask) == len(log_probs):
         return [f"lengths differ: ids {len(ids)}, mask {len(mask)}, log-probs {len(log_probs)}"]
     problems = []
@@ -108,20 +117,21 @@ def mask_problems(record: Mapping[str, Any]) -> list[str]:
         problems.append(f"mask holds {sorted(set(mask) - {0, 1})}, only 0 and 1 mean something")
     if any(log_prob != 0.0 for log_prob, bit in zip(log_probs, mask, strict=True) if not bit):
         problems.append("a token with mask 0 has a log-prob")
-    if (why := why_masked(record)) is not None:
+    if (why := record.why_masked) is not None:
         return problems + ([f"a {why} trajectory has mask 1"] if any(mask) else [])
-    masked = record.get("state_masking", True)
+    masked = record.state_masking
     if not masked and len(set(mask)) > 1:
         problems.append("state_masking=false, but some tokens have mask 0 and some mask 1")
 
-    turns = iter(record["engine_turns"])
+    turns = iter(record.engine_turns)
     covered = 0
-    for author, start, length, _text in record["segments"]:
+    for segment in record.segments:
+        start, length = segment.start, segment.length
         if start != covered:
             problems.append(f"segment at {start} does not follow the one ending at {covered}")
         covered = start + length
         bits, tokens = mask[start:covered], ids[start:covered]
-        if author == "tool":
+        if segment.author == "tool":
             problems += [f"tool tokens at {start} have mask 1"] if masked and any(bits) else []
             continue
         returned = next(turns, [])

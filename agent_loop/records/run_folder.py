@@ -8,10 +8,11 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from config.disk import write_whole
@@ -24,6 +25,9 @@ LOCK_FILE = ".lock"
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file beside the checkpoints: the step of the last one, written when it is complete."""
+
+
+Kind = TypeVar("Kind")
 
 
 def is_claimed(folder: Path) -> bool:
@@ -72,7 +76,10 @@ def trajectory_files(folder: Path) -> list[Path]:
 
 
 def plain(value: Any) -> Any:
-    """A numpy or torch value as plain Python, for `json.dumps(default=...)`."""
+    """A number of numpy or torch, or a value of a subclass of one of Python's, as Python's own."""
+    for kind in (str, float, int):
+        if isinstance(value, kind):
+            return kind(value)
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
@@ -81,6 +88,44 @@ def plain(value: Any) -> Any:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file, without a last line that a kill cut short."""
     return [json.loads(raw) for raw in _finished(path)]
+
+
+def decoded(line: bytes, kind: type[Kind]) -> Kind:
+    """A line as a value of a type; fields that the type does not have are left out.
+
+    Raises:
+        ValueError: it is none; the message says why.
+    """
+    try:
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.ValidationError:
+            raise
+        except ValueError:
+            # Python's json writes NaN and lone surrogates, and only Python's json reads them
+            return msgspec.convert(json.loads(line), kind)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def read_typed(path: Path, decode: Callable[[bytes], Kind]) -> tuple[list[Kind], list[str]]:
+    """The values of a file's lines; and what is wrong with the lines that are left out, each with
+    file and line from 1. A last line without its newline is torn.
+
+    Raises:
+        OSError: as `open`.
+    """
+    found, problems = list[Kind](), list[str]()
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("it is torn: it has no newline")
+                if line.strip():
+                    found.append(decode(line))
+            except ValueError as error:
+                problems.append(f"{path.name} line {number} is left out: {error}")
+    return found, problems
 
 
 def _finished(path: Path) -> list[bytes]:

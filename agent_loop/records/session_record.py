@@ -2,46 +2,56 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.rewards.judging import COMMON_PARTS, question_of
+from agent_loop.records.trajectory_record import COMMON_PARTS, TrajectoryRecord
+from agent_loop.row import Row
 
 QUESTION_LENGTH = 160
 """Characters of a question that a record keeps, for people."""
 
 
-def record_of(outputs: Sequence[Any], row: Mapping[str, Any], step: int) -> Record:
+class Output(Protocol):
+    """A sequence of a session: `agent_loop.turn_agent_loop.JudgedOutput`."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+    @property
+    def record(self) -> TrajectoryRecord: ...
+
+
+def record_of(outputs: Sequence[Output], row: Row, step: int) -> Record:
     """The record of a session.
 
     Args:
-        outputs: verl's outputs of all sequences of the session; the last one answers.
-        row: columns of the dataset, and `session_id`.
+        outputs: all sequences of the session; the last one answers.
         step: as in `Record`.
     """
-    facts = [output.extra_fields["mixed"] for output in outputs]
-    parts = facts[-1]["reward_parts"]
-    turns = [turn for each in facts for turn in each["turns"]]
+    records = [output.record for output in outputs]
+    parts, last = records[-1].reward_parts, records[-1]
+    turns = [turn for record in records for turn in record.turns]
     return Record(
         step=step,
-        source=row["data_source"],
-        row_id=row["extra_info"]["row_id"],
-        sample=row["session_id"],
+        source=row.source,
+        row_id=row.row_id,
+        sample=int(row.session),
         reward=float(parts["score"]),
         acc=float(parts["acc"]),
-        lost=facts[-1]["fault"] is not None,
-        stop_reason=str(facts[-1]["stop_reason"]),
+        lost=last.is_lost,
+        stop_reason=last.stop_reason,
         prompt_tokens=len(outputs[0].prompt_ids),
         response_tokens=sum(len(output.response_ids) for output in outputs),
-        sampled_tokens=sum(turn["tokens"] for turn in turns),
+        sampled_tokens=sum(turn.tokens for turn in turns),
         turns=len(turns),
-        tool_calls=sum(len(each["calls"]) for each in facts),
+        tool_calls=sum(len(record.calls) for record in records),
         rows=len(outputs),
         parts={name: float(x) for name, x in parts.items() if name not in COMMON_PARTS},
-        fault=_writable(facts[-1]["fault"]),
+        fault=_writable(last.fault),
         tokens=digest_of([(output.prompt_ids, output.response_ids) for output in outputs]),
-        question=" ".join(question_of(row.get("raw_prompt") or ()).split())[-QUESTION_LENGTH:],
+        question=" ".join(row.question.split())[-QUESTION_LENGTH:],
     )
 
 

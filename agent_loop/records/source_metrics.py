@@ -4,70 +4,15 @@ A mean over all sources hides which source improved, so every metric here belong
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from statistics import fmean
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_loop.records.evaluation_records import Record
 from agent_loop.records.intervals import half_width95
-from agent_loop.records.statistics import results_of
-from agent_loop.turns.trajectory import TRUNCATED, StopReason
-from samplers.uid import session_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedTrajectory:
-    """One sequence of a trained batch, or a session of several: facts, no tokens and no texts."""
-
-    key: str
-    """verl's key, `<uid>_<session>_<index>`."""
-
-    uid: str
-    draw: int
-    """Number of prompts of its source that were drawn before its own."""
-
-    source: str
-    row_id: str
-    reward: float
-    acc: float
-    prompt_tokens: int
-    response_tokens: int
-    trained_tokens: int
-    """Tokens of the response with mask 1."""
-
-    record: dict[str, Any]
-    """`record.facts_of`, and `reward_parts`."""
-
-    rows: int = 1
-
-    causes: tuple[str, ...] = ()
-    """Why its sequences began (`Rollout.cause`), of a session of several sequences."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a fault or a deadline ended it, so that it is not trained and in no baseline."""
-        return self.record["fault"] is not None
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether its reward counts: it is not lost and has a sampled token. It is also in its
-        group's baseline, unless it is masked because it was truncated."""
-        return not self.is_lost and any(turn["tokens"] for turn in self.record["turns"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryTokens:
-    """Tokens and texts of one trajectory of a trained batch, read for those that need them."""
-
-    prompt_ids: NDArray[np.int32]  # (P,)
-    response_ids: NDArray[np.int32]  # (T,)
-    response_mask: NDArray[np.int8]  # (T,)
-    log_probs: NDArray[np.float32]  # (T,)
-    texts: Mapping[str, Any]
-    """`record.texts_of`."""
+from agent_loop.records.trajectory_record import TRUNCATED, Call, StopReason, TrajectoryRecord
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -79,56 +24,68 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def sessions_of(sequences: Iterable[TrainedTrajectory]) -> list[TrainedTrajectory]:
-    """The sessions of some sequences, in the order of their first ones.
+def sessions_of(rows: Iterable[TrajectoryRecord]) -> list[TrajectoryRecord]:
+    """The sessions of some rows, in the order of their first ones.
 
-    A session of several sequences has the sums of their tokens, all their turns and calls, and the
+    A session of several rows has the sums of their tokens, all their turns and calls, and the
     prompt of its first one. Its verdict is the same in each.
     """
-    sessions: dict[str, list[TrainedTrajectory]] = defaultdict(list)
-    for sequence in sequences:
-        sessions[session_of(sequence.key)].append(sequence)
+    sessions: dict[str, list[TrajectoryRecord]] = defaultdict(list)
+    for row in rows:
+        sessions[row.session].append(row)
     return [own[0] if len(own) == 1 else _joined(own) for own in sessions.values()]
 
 
-def _joined(sequences: Sequence[TrainedTrajectory]) -> TrainedTrajectory:
-    of_all = {
-        name: [each for sequence in sequences for each in sequence.record[name]]
-        for name in ("turns", "calls")
-    }
-    return replace(
-        sequences[0],
-        response_tokens=sum(each.response_tokens for each in sequences),
-        trained_tokens=sum(each.trained_tokens for each in sequences),
-        record={**sequences[0].record, **of_all},
-        rows=len(sequences),
-        causes=tuple(each.record.get("cause", "") for each in sequences),
+def _joined(rows: Sequence[TrajectoryRecord]) -> TrajectoryRecord:
+    return msgspec.structs.replace(
+        rows[0],
+        response_tokens=sum(row.response_tokens or 0 for row in rows),
+        trained_tokens=sum(row.trained_tokens or 0 for row in rows),
+        turns=[turn for row in rows for turn in row.turns],
+        calls=[call for row in rows for call in row.calls],
+        rows=len(rows),
     )
 
 
-def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[TrainedTrajectory]]:
+def groups_of(trajectories: Iterable[TrajectoryRecord]) -> dict[str, list[TrajectoryRecord]]:
     """uid -> the trajectories of its group, in the order of first appearance."""
-    groups: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    groups: dict[str, list[TrajectoryRecord]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.uid].append(trajectory)
     return groups
 
 
-def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """`mixed/<source>/...` for every source of one step, and `mixed/tools/<tool>/...`, from its
-    sessions; the table is in docs/mixture.md."""
-    by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        by_source[trajectory.source].append(trajectory)
+def source_metrics(rows: Sequence[TrajectoryRecord]) -> dict[str, float]:
+    """`mixed/<source>/...` for every source of one step, and `mixed/tools/<tool>/...`; the table is
+    in docs/mixture.md."""
+    sessions = sessions_of(rows)
     metrics: dict[str, float] = {}
-    for source, own in sorted(by_source.items()):
+    for source, own in sorted(_by_source(sessions).items()):
         values = _of_groups(own) | _of_trajectories(own) | _of_calls(own)
         metrics.update({f"mixed/{source}/{name}": value for name, value in values.items()})
         metrics.update(_of_tools(f"mixed/{source}/tools", own))
-    return metrics | _of_tools("mixed/tools", trajectories)
+    if len(sessions) < len(rows):
+        metrics |= _of_causes(rows, _by_source(sessions))
+    return metrics | _of_tools("mixed/tools", sessions)
 
 
-def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+def _by_source(records: Iterable[TrajectoryRecord]) -> dict[str, list[TrajectoryRecord]]:
+    by_source: dict[str, list[TrajectoryRecord]] = defaultdict(list)
+    for record in records:
+        by_source[record.source].append(record)
+    return by_source
+
+
+def _of_causes(rows: Iterable[TrajectoryRecord], sessions: Mapping[str, Sized]) -> dict[str, float]:
+    """`mixed/<source>/rows/<cause>`: rows a session that began for it, in sessions of several."""
+    causes = Counter((row.source, row.cause) for row in rows if row.cause and row.rows != 1)
+    return {
+        f"mixed/{source}/rows/{cause.replace(' ', '_')}": count / len(sessions[source])
+        for (source, cause), count in causes.items()
+    }
+
+
+def _of_groups(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
     groups = [[t for t in group if t.is_judged] for group in groups_of(own).values()]
     judged = [group for group in groups if group]
     # The interval over group means, because only groups are independent samples.
@@ -147,24 +104,24 @@ def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     }
 
 
-def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    tokens = sum(t.response_tokens for t in own)
-    reasons = Counter(t.record["stop_reason"] for t in own)
-    raised = sum(t.record["loop_error"] is not None for t in own)
-    lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
+def _of_trajectories(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
+    tokens = sum(t.response_tokens or 0 for t in own)
+    reasons = Counter(t.stop_reason for t in own)
+    raised = sum(t.loop_error is not None for t in own)
+    lost_to = Counter(t.fault_tool for t in own if t.is_lost)
     return (
         _of_verdicts([t for t in own if t.is_judged])
         | _of_prefixes(own)
         | {
             "trajectories": float(len(own)),
-            "rows/mean": _mean(t.rows for t in own),
-            "turns/mean": _mean(len(t.record["turns"]) for t in own),
-            "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
-            "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),
-            "prompt_length/mean": _mean(t.prompt_tokens for t in own),
+            "rows/mean": _mean(t.rows or 1 for t in own),
+            "turns/mean": _mean(len(t.turns) for t in own),
+            "generate_s/mean": _mean(sum(x.generate_s for x in t.turns) for t in own),
+            "tools_s/mean": _mean(sum(x.tools_s for x in t.turns) for t in own),
+            "prompt_length/mean": _mean(t.prompt_tokens or 0 for t in own),
             "response_length/mean": tokens / len(own),
-            "response_length/max": float(max(t.response_tokens for t in own)),
-            "masked_fraction": 1 - sum(t.trained_tokens for t in own) / max(1, tokens),
+            "response_length/max": float(max(t.response_tokens or 0 for t in own)),
+            "masked_fraction": 1 - sum(t.trained_tokens or 0 for t in own) / max(1, tokens),
             "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
             "loop_error_rate": raised / len(own),
             "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
@@ -174,19 +131,14 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     )
 
 
-def _of_prefixes(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """How much of the prompts of an agent's requests earlier requests of its session had; and for
-    each cause, the rows a session that began for it."""
-    read = [x for t in own for x in t.record["turns"] if x.get("read_tokens")]
-    causes = Counter(cause for t in own for cause in t.causes if cause)
-    reused = sum(turn["reused_tokens"] for turn in read)
-    share = {"prefix_reused": reused / sum(turn["read_tokens"] for turn in read)} if read else {}
-    return share | {
-        f"rows/{cause.replace(' ', '_')}": count / len(own) for cause, count in causes.items()
-    }
+def _of_prefixes(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
+    """How much of the prompts of an agent's requests earlier requests of its session had."""
+    read = [turn for t in own for turn in t.turns if turn.read_tokens]
+    reused = sum(turn.reused_tokens or 0 for turn in read)
+    return {"prefix_reused": reused / sum(turn.read_tokens or 0 for turn in read)} if read else {}
 
 
-def _of_verdicts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+def _of_verdicts(judged: Sequence[TrajectoryRecord]) -> dict[str, float]:
     if not judged:
         return {}
     return _of_rewards([t.reward for t in judged]) | {
@@ -204,49 +156,47 @@ def _of_rewards(rewards: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _of_parts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+def _of_parts(judged: Sequence[TrajectoryRecord]) -> dict[str, float]:
     """Part of the reward -> its mean over the trajectories that have it."""
     parts: dict[str, list[float]] = defaultdict(list)
     for trajectory in judged:
-        for name, value in trajectory.record.get("reward_parts", {}).items():
+        for name, value in trajectory.reward_parts.items():
             if name not in ("infra_error", "loop_error"):  # these are no parts of a reward
                 parts[name].append(value)
     return {name: _mean(values) for name, values in sorted(parts.items())}
 
 
-def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    calls = [call for t in own for call in t.record["calls"]]
-    latencies = [call["latency_s"] for call in calls if call["tool"] or call["status"] == "ok"]
+def _of_calls(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
+    calls = [call for t in own for call in t.calls]
+    latencies = [call.latency_s for call in calls if call.tool or call.status == "ok"]
     return {
         "tool_calls/mean": len(calls) / len(own),
-        "tool_error_rate": sum(c["status"] == "rejected" for c in calls) / max(1, len(calls)),
+        "tool_error_rate": sum(c.status == "rejected" for c in calls) / max(1, len(calls)),
         "tool_latency_s/p50": _percentile(latencies, 50),
         "tool_latency_s/p95": _percentile(latencies, 95),
-        "tool_cache_hit_rate": _mean(
-            call.get("attempts") == 0 for call in calls if call["status"] == "ok"
-        ),
-        "limiter_wait_s/mean": _mean(call["limiter_wait_s"] for call in calls),
+        "tool_cache_hit_rate": _mean(call.attempts == 0 for call in calls if call.status == "ok"),
+        "limiter_wait_s/mean": _mean(call.limiter_wait_s for call in calls),
     }
 
 
-def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+def _of_tools(prefix: str, own: Sequence[TrajectoryRecord]) -> dict[str, float]:
     """The metrics per tool; latencies are those of results that came from a server."""
-    by_tool: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for call in (call for t in own for call in t.record["calls"]):
-        if call["tool"]:
-            by_tool[call["tool"]].append(call)
+    by_tool: dict[str, list[Call]] = defaultdict(list)
+    for call in (call for t in own for call in t.calls):
+        if call.tool:
+            by_tool[call.tool].append(call)
     metrics: dict[str, float] = {}
     for tool, calls in sorted(by_tool.items()):
-        latencies = [call["latency_s"] for call in calls if call["attempts"]]
+        latencies = [call.latency_s for call in calls if call.attempts]
         metrics[f"{prefix}/{tool}/calls"] = float(len(calls))
-        metrics[f"{prefix}/{tool}/error_rate"] = _mean(call["status"] != "ok" for call in calls)
+        metrics[f"{prefix}/{tool}/error_rate"] = _mean(call.status != "ok" for call in calls)
         if latencies:
             metrics[f"{prefix}/{tool}/latency_s/p50"] = _percentile(latencies, 50)
             metrics[f"{prefix}/{tool}/latency_s/p95"] = _percentile(latencies, 95)
     return metrics
 
 
-def staleness_metrics(trajectories: Sequence[TrainedTrajectory], current: int) -> dict[str, float]:
+def staleness_metrics(trajectories: Sequence[TrajectoryRecord], current: int) -> dict[str, float]:
     """`mixed/<source>/staleness/{mean,max}`: weight versions between sampling and training.
 
     Counted over the trained tokens. All tokens of a turn count as sampled by its oldest weights.
@@ -257,10 +207,10 @@ def staleness_metrics(trajectories: Sequence[TrainedTrajectory], current: int) -
     lags: defaultdict[str, Counter[int]] = defaultdict(Counter)  # source -> lag -> tokens
     for trajectory in trajectories:
         if trajectory.trained_tokens:
-            for turn in trajectory.record["turns"]:
+            for turn in trajectory.turns:
                 # A checkpoint of release 1.0.0 may hold trajectories without versions of turns.
-                if turn["tokens"] and (oldest := turn.get("min_global_steps")) is not None:
-                    lags[trajectory.source][current - oldest] += turn["tokens"]
+                if turn.tokens and (oldest := turn.min_global_steps) is not None:
+                    lags[trajectory.source][current - oldest] += turn.tokens
     metrics: dict[str, float] = {}
     for source, tokens in sorted(lags.items()):
         mean = sum(lag * count for lag, count in tokens.items()) / tokens.total()
@@ -269,13 +219,13 @@ def staleness_metrics(trajectories: Sequence[TrainedTrajectory], current: int) -
     return metrics
 
 
-def loop_lag_metrics(trajectories: Iterable[TrainedTrajectory]) -> dict[str, float]:
+def loop_lag_metrics(trajectories: Iterable[TrajectoryRecord]) -> dict[str, float]:
     """`mixed/loop_lag_s/p99`: how late event loops of agent loop workers ran, in seconds.
 
     Each trajectory has the 99th percentile of its worker's lag while it ran; the metric is the 99th
     percentile of these. Trajectories of a checkpoint of release 1.0.0 have none.
     """
-    lags = [t.record["loop_lag_s"] for t in trajectories if "loop_lag_s" in t.record]
+    lags = [t.loop_lag_s for t in trajectories if t.loop_lag_s is not None]
     return {"mixed/loop_lag_s/p99": _percentile(lags, 99)} if lags else {}
 
 
@@ -291,7 +241,7 @@ def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
     }
 
 
-def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, int]:
+def prompts_per_source(trajectories: Iterable[TrajectoryRecord]) -> dict[str, int]:
     """source -> trained groups."""
     return dict(Counter(group[0].source for group in groups_of(trajectories).values()))
 
@@ -302,14 +252,18 @@ def validation_metrics(records: Sequence[Record]) -> dict[str, float]:
     It counts only in `infra_error_rate`. A source whose trajectories were all lost has no reward
     and no pass rate.
     """
+    by_source: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_source[record.source].append(record)
     metrics: dict[str, float] = {}
-    for source, result in results_of(records).items():
-        judged = [each.reward for each in records if each.source == source and not each.lost]
+    for source, own in sorted(by_source.items()):
+        judged = [record for record in own if not record.lost]
         values: dict[str, float] = {}
-        if result.reward is not None:
-            values = _of_rewards(judged) | {"reward/mean": result.reward.mean}
-            values["pass_rate"] = result.pass_at[1].mean
-        values["count"] = float(result.trajectories)
-        values["infra_error_rate"] = result.lost / (result.lost + result.trajectories)
+        if judged:
+            rewards = [record.reward for record in judged]
+            values = _of_rewards(rewards) | {"reward/mean": fmean(rewards)}
+            values["pass_rate"] = fmean(record.is_solved for record in judged)
+        values["count"] = float(len(judged))
+        values["infra_error_rate"] = (len(own) - len(judged)) / len(own)
         metrics.update({f"mixed/{source}/val/{name}": value for name, value in values.items()})
     return metrics

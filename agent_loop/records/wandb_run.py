@@ -5,11 +5,12 @@ wandb adapter: 0.31. verl starts the run itself (utils/tracking.py).
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
-from samplers.uid import session_of
+import numpy as np
+
+from agent_loop.records.trajectory_record import TrajectoryRecord
 
 COLUMNS = (
     *("step", "source", "row_id", "key", "reward", "acc", "advantage", "stop_reason"),
@@ -17,35 +18,31 @@ COLUMNS = (
 )
 
 
-def shown(
-    trajectories: Iterable[TrainedTrajectory], per_source: int = 4
-) -> list[TrainedTrajectory]:
+def shown(trajectories: Iterable[TrajectoryRecord], per_source: int = 4) -> list[TrajectoryRecord]:
     """The trajectories of a step that are sent, with all their rows: for each source, the first
     ones of the prompt that was drawn first."""
-    sessions: dict[str, dict[str, list[TrainedTrajectory]]] = defaultdict(dict)
+    sessions: dict[str, dict[str, list[TrajectoryRecord]]] = defaultdict(dict)
     for row in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key)):
-        sessions[row.source].setdefault(session_of(row.key), []).append(row)
+        sessions[row.source].setdefault(row.session, []).append(row)
     return [
         row for own in sessions.values() for rows in list(own.values())[:per_source] for row in rows
     ]
 
 
 def trajectory_rows(
-    trajectories: Iterable[TrainedTrajectory],
-    tokens: Mapping[str, TrajectoryTokens],
-    advantages: Mapping[str, float | None],
+    trajectories: Iterable[TrajectoryRecord],
     decode: Callable[[Sequence[int]], str],
     *,
     step: int,
 ) -> list[list[Any]]:
-    """Rows of `COLUMNS`. In the response, each text is preceded by its author, for example
+    """Rows of `COLUMNS` of whole records. In the response, each text is preceded by its author, as
     `[model] ...`."""
     return [
         [
-            *(step, t.source, t.row_id, t.key, t.reward, t.acc, advantages.get(t.key)),
-            *(t.record["stop_reason"], len(t.record["turns"]), len(t.record["calls"])),
-            *(t.response_tokens, t.trained_tokens, decode(tokens[t.key].prompt_ids.tolist())),
-            "\n".join(f"[{by}] {text}" for by, _, _, text in tokens[t.key].texts["segments"]),
+            *(step, t.source, t.row_id, t.key, t.reward, t.acc, t.advantage),
+            *(t.stop_reason, len(t.turns), len(t.calls)),
+            *(t.response_tokens, t.trained_tokens, decode(np.asarray(t.prompt_ids).tolist())),
+            "\n".join(f"[{segment.author}] {segment.text}" for segment in t.segments),
         ]
         for t in trajectories
     ]

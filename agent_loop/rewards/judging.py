@@ -4,26 +4,22 @@ The reward is computed in the process of the agent loop, not in verl's reward wo
 gets only the model's own text, and a fault of the infrastructure is handled as in a tool call.
 """
 
-import json
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.rewards.attempt import Attempt, no_answer
+from agent_loop.row import Row
 from agent_loop.turns.turn_loop import Rollout
 from agent_loop.watchdog import waits_for
 from config.compat import timeout
 from tool_server.wire.protocol import ToolBackend, ToolError
 
-COMMON_PARTS = ("score", "acc", "format", "infra_error", "loop_error")
-"""Parts that every reward has. verl gets only these, because it stacks the parts of all sources."""
-
 
 async def judge(
     rollout: Rollout,
-    row: Mapping[str, Any],
+    row: Row,
     settings: LoopSettings,
     tools: ToolBackend,
     earlier: Sequence[Rollout] = (),
@@ -35,7 +31,7 @@ async def judge(
         rollout: the last sequence, which answers.
         earlier: the other sequences of its session.
     """
-    source, timeout_s = row["data_source"], settings.mixed.deadlines.reward_s
+    source, timeout_s = row.source, settings.mixed.deadlines.reward_s
     reward = settings.reward_name_of(source)
     parts = no_answer()
     if not rollout.is_lost:
@@ -65,36 +61,25 @@ async def judge(
 
 def attempt_of(
     rollout: Rollout,
-    row: Mapping[str, Any],
+    row: Row,
     max_response_length: int,
     earlier: Sequence[Rollout] = (),
 ) -> Attempt:
     """What a reward judges: the answer of the last sequence, and the words, calls and tokens of all
     sequences of the session, so that a reward does not depend on how the session is cut."""
     sequences = [*earlier, rollout]
-    extra_info = dict(row.get("extra_info") or {})
-    extra_info["extras"] = json.loads(extra_info.get("extras") or "{}")
     own = [s.text for each in sequences for s in each.trajectory.segments if s.author == "model"]
     return Attempt(
         answer=rollout.answer if rollout.answer and not rollout.answer.isspace() else None,
-        ground_truth=json.loads(row["reward_model"]["ground_truth"]),
+        ground_truth=row.ground_truth,
         text="\n".join(own),
-        question=question_of(row.get("raw_prompt") or ()),
+        question=row.question,
         tool_calls=sum(map(_executed_calls, sequences)),
-        source=row["data_source"],
-        extra_info=extra_info,
+        source=row.source,
+        extra_info={**row.extra_info, "extras": row.extras},
         response_length=sum(len(each.trajectory) for each in sequences),
         max_response_length=max_response_length,
     )
-
-
-def question_of(messages: Iterable[Mapping[str, Any]]) -> str:
-    """The text of the last user message; of a message with images, its texts."""
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    content = asked[-1] if asked else ""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content if part.get("type") == "text")
 
 
 def _executed_calls(rollout: Rollout) -> int:

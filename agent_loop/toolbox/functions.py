@@ -9,7 +9,6 @@ import asyncio
 import copy
 import hashlib
 import inspect
-import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,6 +23,7 @@ from typing import Any
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import RequestFailed, Route, local_route
 from agent_loop.calls.servers import Server
+from agent_loop.row import Row
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
@@ -305,7 +305,7 @@ class FunctionProvider:
     async def tools(self) -> list[Tool]:
         return [self._tool]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
+    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
         return None
 
     async def close(self) -> None:
@@ -346,7 +346,7 @@ class ClassProvider:
     async def tools(self) -> list[Tool]:
         return [LocalTool(spec=self.definition.spec, route=self._base)]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
+    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
         return _Instance(self, row)
 
     async def close(self) -> None:
@@ -357,25 +357,10 @@ async def _no_post(call: ToolCall, server: Server) -> ToolResult:
     raise RuntimeError(f"tool={call.tool!r} has state: it is called in a trajectory")
 
 
-def visible_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What tools with state may see of a row; the ground truth is not in it.
-
-    Returns:
-        `data_source`, `row_id`, `prompt` (messages) and `extras`.
-    """
-    extra_info = row["extra_info"]
-    return {
-        "data_source": row["data_source"],
-        "row_id": extra_info.get("row_id"),
-        "prompt": [dict(message) for message in row["raw_prompt"]],
-        "extras": json.loads(extra_info.get("extras") or "{}"),
-    }
-
-
 class _Instance:
     """The instance of a class for one trajectory."""
 
-    def __init__(self, provider: ClassProvider, row: Mapping[str, Any]) -> None:
+    def __init__(self, provider: ClassProvider, row: Row) -> None:
         self._provider, self._row = provider, row
         self._instance: Any = None
         self._making: asyncio.Future[Any] | None = None
@@ -387,7 +372,7 @@ class _Instance:
             self._making = asyncio.ensure_future(run_in_loop(self._make, definition.place, {}))
             start = await asyncio.shield(self._making)
             if start is not None:
-                await run_in_loop(start, definition.place, {"row": visible_row(self._row)})
+                await run_in_loop(start, definition.place, {"row": self._row.visible()})
         except (Exception, SystemExit) as error:
             _log_once(definition.place, error)
             raise ToolUnavailable(
@@ -403,7 +388,7 @@ class _Instance:
         start = getattr(self._instance, "start", None)
         if start is None or inspect.iscoroutinefunction(start):
             return start
-        start(row=visible_row(self._row))
+        start(row=self._row.visible())
         return None
 
     async def close(self) -> None:

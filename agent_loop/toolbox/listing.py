@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
+from agent_loop.row import Row
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import Toolbox
@@ -60,6 +61,5 @@ async def called(
     async with client_of(tools) as client:
         toolbox = _opened(entries, client.for_source(source), topk)
         await toolbox.open()
-        row = {"data_source": source, "raw_prompt": [], "extra_info": {}}
-        async with toolbox.begin(client, row) as mine:
+        async with toolbox.begin(client, Row(source=source)) as mine:
             return await mine.call(tool, arguments)

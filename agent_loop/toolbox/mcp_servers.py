@@ -10,7 +10,6 @@ twice: its annotations say so, or the entry sets `retry` or `cache`.
 
 import hashlib
 import json
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.calls.own_limits import own_name
 from agent_loop.calls.routes import RequestFailed, local_route
 from agent_loop.calls.servers import Server
+from agent_loop.row import Row
 from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import START_S, Connection, StartFailed
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
@@ -90,7 +90,7 @@ class McpProvider:
             ]
         return list(self._tools)
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
+    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
         return _TrajectoryServer(self) if self.entry.per == "trajectory" else None
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from agent_loop.row import Row
 from agent_loop.tool_actions import calculate, run_code, search
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
@@ -110,7 +111,7 @@ class ToolServerProvider:
         }
         return [_ServerTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
 
-    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolState | None":
+    def begin(self, client: "ToolClient", row: Row) -> "ToolState | None":
         return _InterpreterState(self, client) if self._keeps_state else None
 
     async def close(self) -> None:

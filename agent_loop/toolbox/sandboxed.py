@@ -11,6 +11,7 @@ from typing import Any
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route
+from agent_loop.row import Row
 from agent_loop.toolbox.functions import Definition
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
@@ -124,7 +125,7 @@ class SandboxProvider:
     async def tools(self) -> list[Tool]:
         return [self]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
+    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
         return None
 
     async def close(self) -> None:

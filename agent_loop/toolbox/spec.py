@@ -18,6 +18,7 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import extend, validator_for
 
 from agent_loop.json_schemas import OFFLINE, check_schema
+from agent_loop.row import Row
 from agent_loop.turns.tags import ActionKind
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class ToolProvider(Protocol):
         """
         ...
 
-    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolState | None":
+    def begin(self, client: "ToolClient", row: Row) -> "ToolState | None":
         """The state of one trajectory; None if the tools have none.
 
         Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
+from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
@@ -73,7 +74,7 @@ class Toolbox:
         assert self._tools is not None, "Toolbox.specs before open()"
         return {name: tool.spec for name, tool in self._tools.items()}
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> "TrajectoryTools":
+    def begin(self, client: ToolClient, row: Row) -> "TrajectoryTools":
         """The tools of one trajectory of an opened toolbox."""
         assert self._tools is not None, "Toolbox.begin before open()"
         states = [

@@ -8,13 +8,11 @@ trainer/ppo/v1/trainer_base.py at 0.9.1.
 # Here they are called on `super()` of a class that is mixed into verl's.
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
-import json
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,8 @@ from verl.utils.debug import marked_timer
 from agent_loop.calls.limiter import metrics_now
 from agent_loop.records.evaluation_records import RECORD, read_record, write_records
 from agent_loop.records.pace_metrics import pace_metrics
-from agent_loop.records.run_folder import numbers_of, write_lines
+from agent_loop.records.run_folder import numbers_of
 from agent_loop.records.source_metrics import (
-    TrainedTrajectory,
-    TrajectoryTokens,
     eviction_metrics,
     groups_of,
     loop_lag_metrics,
@@ -38,7 +34,7 @@ from agent_loop.records.source_metrics import (
     validation_metrics,
 )
 from agent_loop.records.token_metrics import token_metrics
-from agent_loop.records.trajectory_record import joined
+from agent_loop.records.trajectory_record import TrajectoryRecord, line_of
 from agent_loop.records.wandb_run import log_table, shown, trajectory_rows
 from agent_loop.training.alarms import (
     TooManyFaults,
@@ -49,9 +45,10 @@ from agent_loop.training.alarms import (
     nothing_to_train,
 )
 from agent_loop.training.retention import prune_trajectories, sampled_groups
-from agent_loop.training.trained_batch import copy_of, parts, read_token_sums, read_tokens
+from agent_loop.training.trained_batch import copy_of, parts, read_token_sums, read_whole
 from agent_loop.training.trainer_state import Prepared, TrainerState
 from agent_loop.turns.codec import codec_of
+from config.disk import write_whole
 from samplers.adaptive.controller import MILLION, mean_advantage
 from samplers.ledger import Decision, LedgerEntry, Outcome
 from samplers.queue_view import prompts_under_way
@@ -77,15 +74,20 @@ class Accounts(TrainerState):
     def _prepare(self) -> Prepared:
         trajectories = self._trajectories
         sums = [row for reading in self._token_sums for row in reading.result()]
+        advantages = {row.key: row.mean_advantage for row in sums}
+        for record in trajectories:
+            record.advantage = advantages.get(record.key)
         written, sent = self._sampled(trajectories), self._shown(trajectories)
-        tokens = read_tokens(list({t.key: t for t in (*written, *sent)}.values()))
-        metrics = source_metrics(sessions_of(trajectories)) | token_metrics(sums)
+        needed = {t.key: t for t in (*written, *sent)}.values()
+        whole = read_whole(needed, token_values=self.mixed.trajectory_token_values)
+        metrics = source_metrics(trajectories) | token_metrics(sums)
         metrics |= staleness_metrics(trajectories, self.global_steps - 1)
         metrics |= loop_lag_metrics(sessions_of(trajectories))
-        metrics |= self._drift(trajectories[:: self.mixed.drift.every], tokens)
-        advantages = {row.key: row.mean_advantage for row in sums}
+        metrics |= self._drift(trajectories[:: self.mixed.drift.every], whole)
         return Prepared(
-            metrics=metrics, written=written, sent=sent, tokens=tokens, advantages=advantages
+            metrics=metrics,
+            written=[whole[t.key] for t in written],
+            sent=[whole[t.key] for t in sent],
         )
 
     def _keep_accounts(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
@@ -93,10 +95,10 @@ class Accounts(TrainerState):
             self._begin_accounts(batch)
         assert self._prepared is not None
         of, self._prepared = self._prepared.result(), None
-        self._write_trajectories(of.written, of.tokens, of.advantages)
+        self._write_trajectories(of.written)
         if of.sent:
             decode, step = self.tokenizer.decode, self.global_steps
-            log_table(trajectory_rows(of.sent, of.tokens, of.advantages, decode, step=step), step)
+            log_table(trajectory_rows(of.sent, decode, step=step), step)
         entries = self._write_ledger(self._trajectories)
         metrics.update(of.metrics)
         if (late := late_loops(metrics.get("mixed/loop_lag_s/p99"))) is not None:
@@ -108,7 +110,7 @@ class Accounts(TrainerState):
         self._step_metrics = metrics
         self.plan.trained = self.global_steps * self.plan.batch_size
 
-    def _check_faults(self, trajectories: list[TrainedTrajectory]) -> None:
+    def _check_faults(self, trajectories: list[TrajectoryRecord]) -> None:
         """Stop the run where too many sessions of a batch were lost.
 
         The trajectories of the step so far are written before the error is raised. A batch without
@@ -142,24 +144,26 @@ class Accounts(TrainerState):
                 )
         except TooManyFaults:
             written = self._sampled(self._trajectories)
-            self._write_trajectories(written, read_tokens(written))
+            values = self.mixed.trajectory_token_values
+            whole = read_whole(written, token_values=values)
+            self._write_trajectories([whole[t.key] for t in written])
             self._writer.flush()
             raise
 
     def _drift(
-        self, compared: list[TrainedTrajectory], tokens: Mapping[str, TrajectoryTokens]
+        self, compared: list[TrajectoryRecord], whole: Mapping[str, TrajectoryRecord]
     ) -> dict[str, float]:
         """Decode some trained trajectories and compare the texts with those of their loops.
 
         Args:
-            tokens: those that are read already, by key.
+            whole: records that are read already, by key.
         """
         decode = codec_of(self.tokenizer).decode
         drifted = 0
-        for part in parts(compared, [t.response_tokens for t in compared]):
-            rest = read_tokens([t for t in part if t.key not in tokens])
+        for part in parts(compared, [t.response_tokens or 0 for t in compared]):
+            rest = read_whole([t for t in part if t.key not in whole])
             for t in part:
-                problems = drift_problems(t, tokens.get(t.key) or rest[t.key], decode)
+                problems = drift_problems(whole.get(t.key) or rest[t.key], decode)
                 drifted += bool(problems)
                 for problem in problems:
                     logger.warning(
@@ -170,26 +174,23 @@ class Accounts(TrainerState):
 
     # --- the run's files ----------------------------------------------------------------------
 
-    def _write_trajectories(
-        self,
-        written: list[TrainedTrajectory],
-        tokens: Mapping[str, TrajectoryTokens],
-        advantages: Mapping[str, float | None] = MappingProxyType({}),
-    ) -> None:
+    def _write_trajectories(self, written: list[TrajectoryRecord]) -> None:
         """Write the file of a step in the writer's thread; `_save_checkpoint` waits for it."""
         folder, step, keep = self.trajectory_dir, self.global_steps, self.mixed.trajectory_keep
         path, artifacts = folder / f"{step}.jsonl", self._artifacts
-        lines = (_line_of(t, tokens[t.key], advantages.get(t.key), step) for t in written)
+        for record in written:
+            record.step = step
 
         def write() -> None:
-            write_lines(path, lines)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, map(line_of, written))
             if artifacts is not None:
                 artifacts.log("trajectories", step, path)
             prune_trajectories(folder, step, keep)
 
         self._writer.submit(write)
 
-    def _sampled(self, trajectories: list[TrainedTrajectory]) -> list[TrainedTrajectory]:
+    def _sampled(self, trajectories: list[TrajectoryRecord]) -> list[TrajectoryRecord]:
         """The trajectories that are written: whole groups, as `sampled_groups` chooses them."""
         ordered = sorted(trajectories, key=lambda t: (t.source, t.draw, t.key))
         groups: defaultdict[str, dict[int, None]] = defaultdict(dict)
@@ -204,7 +205,7 @@ class Accounts(TrainerState):
         )
         return [t for t in ordered if (t.source, t.draw) in written]
 
-    def _shown(self, trajectories: list[TrainedTrajectory]) -> list[TrainedTrajectory]:
+    def _shown(self, trajectories: list[TrajectoryRecord]) -> list[TrajectoryRecord]:
         """The trajectories that are sent to Weights & Biases, if that logger is on.
 
         They are long, so they are sent only in the first and last step and with a validation.
@@ -214,7 +215,7 @@ class Accounts(TrainerState):
         is_sent = "wandb" in trainer.logger and (is_due or step in (1, self.total_training_steps))
         return shown(trajectories) if is_sent else []
 
-    def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> list[LedgerEntry]:
+    def _write_ledger(self, trajectories: list[TrajectoryRecord]) -> list[LedgerEntry]:
         groups = groups_of(sessions_of(trajectories))
         given_up = {own.uid: own for own in self.replay_buffer.take_given_up()}
         entries = [self._entry(uid, "trained", group) for uid, group in groups.items()]
@@ -253,7 +254,7 @@ class Accounts(TrainerState):
         )
         return decision
 
-    def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
+    def _entry(self, uid: str, outcome: Outcome, group: list[TrajectoryRecord]) -> LedgerEntry:
         source, draw = prompt_of(uid)
         row = int(self.plan.rows(source, [draw])[0])
         row_id = group[0].row_id if group else self.train_dataset.row_id(source, row)
@@ -270,7 +271,7 @@ class Accounts(TrainerState):
             judged=len(judged) if group else None,
             solved=sum(t.acc >= 1 for t in group if t.is_judged) if group else None,
             advantage=mean_advantage(judged) if judged else None,
-            tokens=sum(t.trained_tokens for t in group) if group else None,
+            tokens=sum(t.trained_tokens or 0 for t in group) if group else None,
         )
 
     def _compute_metrics(
@@ -310,31 +311,10 @@ class Accounts(TrainerState):
         **kwargs: Any,
     ) -> dict[str, float]:
         given = reward_extra_infos_dict.pop(RECORD)
-        records = [read_record(json.loads(each)) for each in given if each is not None]
+        records = [read_record(each.encode()) for each in given if each is not None]
         path = self.validation_dir / f"{self.global_steps}.jsonl"
         self._writer.submit(write_records, path, records)
         theirs = super()._val_metrics_update(
             data_sources, sample_uids, reward_extra_infos_dict, sample_turns, **kwargs
         )
         return theirs | validation_metrics(records)
-
-
-def _line_of(
-    t: TrainedTrajectory, tokens: TrajectoryTokens, advantage: float | None, step: int
-) -> dict[str, Any]:
-    """A line of a trajectory file."""
-    return {
-        "step": step,
-        "key": t.key,
-        "source": t.source,
-        "row_id": t.row_id,
-        "draw": t.draw,
-        "reward": t.reward,
-        "acc": t.acc,
-        "advantage": advantage,
-        "prompt_ids": tokens.prompt_ids,
-        "response_ids": tokens.response_ids,
-        "response_mask": tokens.response_mask,
-        "log_probs": tokens.log_probs,
-        **joined(t.record, tokens.texts),
-    }

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens, groups_of
-from agent_loop.turns.trajectory import why_masked
-from samplers.faults import GroupFaults, fault_of
+from agent_loop.records.source_metrics import groups_of
+from agent_loop.records.trajectory_record import TrajectoryRecord
+from samplers.faults import GroupFaults
 
 MIN_GROUPS = 3
 """A source's faults stop a run only after so many of its groups, or when the window is full: one
@@ -80,23 +80,23 @@ class FaultWindow:
                 )
 
 
-def faults_by_group(trajectories: Iterable[TrainedTrajectory]) -> list[GroupFaults]:
+def faults_by_group(trajectories: Iterable[TrajectoryRecord]) -> list[GroupFaults]:
     """The faults of each group, in the order of the groups' first trajectories."""
     return [
         GroupFaults(
             source=own[0].source,
             trajectories=len(own),
-            faults=tuple(fault_of(t.record) for t in own if t.is_lost),
+            faults=tuple(t.loss for t in own if t.is_lost),
         )
         for own in groups_of(trajectories).values()
     ]
 
 
-def nothing_to_train(trajectories: Sequence[TrainedTrajectory]) -> str | None:
+def nothing_to_train(trajectories: Sequence[TrajectoryRecord]) -> str | None:
     """Why no trajectory of a batch has a token with mask 1; None if one has."""
     if any(t.trained_tokens for t in trajectories):
         return None
-    reasons = dict(Counter(str(t.record["stop_reason"]) for t in trajectories))
+    reasons = dict(Counter(t.stop_reason for t in trajectories))
     faults = [fault for group in faults_by_group(trajectories) for fault in group.faults]
     return f"stop reasons={reasons}, {faults[-1] if faults else 'no fault'}"
 
@@ -106,11 +106,11 @@ def exceeds(number: float, limit: float | None) -> bool:
     return limit is not None and not number <= limit
 
 
-def loop_error(trajectories: Sequence[TrainedTrajectory]) -> str | None:
+def loop_error(trajectories: Sequence[TrajectoryRecord]) -> str | None:
     """The first exception that the code of an agent loop raised; None without one."""
     for t in trajectories:
-        if t.record["loop_error"] is not None:
-            return f"source={t.source} row_id={t.row_id}: {t.record['fault']}"
+        if t.loop_error is not None:
+            return f"source={t.source} row_id={t.row_id}: {t.fault}"
     return None
 
 
@@ -129,32 +129,32 @@ def late_loops(lag_s: float | None) -> str | None:
     )
 
 
-def drift_problems(
-    trajectory: TrainedTrajectory, tokens: TrajectoryTokens, decode: Callable[[Sequence[int]], str]
-) -> list[str]:
-    """Differences between a trained trajectory and what its agent loop recorded: in the mask, the
-    log-probs where the mask is 0, and the text of each segment."""
-    ids, mask, log_probs = tokens.response_ids, tokens.response_mask, tokens.log_probs
-    record, segments = trajectory.record, tokens.texts["segments"]
+def drift_problems(record: TrajectoryRecord, decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """Differences between the tokens of a trained trajectory and what its agent loop recorded: in
+    the mask, the log-probs where the mask is 0, and the text of each segment."""
+    ids, mask, log_probs = map(
+        np.asarray, (record.response_ids, record.response_mask, record.log_probs)
+    )
     if not len(ids) == len(mask) == len(log_probs):
         return [f"{len(ids)} ids, {len(mask)} bits, {len(log_probs)} log-probs"]
     problems = []
-    if (ones := int(mask.sum())) != trajectory.trained_tokens:
-        problems.append(f"{ones} bits are 1, its loop counted {trajectory.trained_tokens}")
-    if (why := why_masked(record)) is not None:
+    if (ones := int(mask.sum())) != record.trained_tokens:
+        problems.append(f"{ones} bits are 1, its loop counted {record.trained_tokens}")
+    if (why := record.why_masked) is not None:
         return problems + ([f"a {why} trajectory has mask 1"] if mask.any() else [])
     # With mask 0 every log-prob is 0.0. With mask 1 it may be 0.0 too: a token that was certain.
-    if record["state_masking"]:
+    if record.state_masking:
         is_sampled = np.repeat(
-            [author == "model" for author, *_ in segments], [n for _, _, n, _ in segments]
+            [s.author == "model" for s in record.segments], [s.length for s in record.segments]
         )
         if not np.array_equal(mask, is_sampled):
             problems.append(f"mask 1 is not on the {is_sampled.sum()} sampled tokens")
         if log_probs[mask == 0].any():
             problems.append("a token with mask 0 has a log-prob")
-    for author, start, length, text in segments:
-        decoded = decode(ids[start : start + length].tolist())
+    for segment in record.segments:
+        start, text = segment.start, segment.text
+        decoded = decode(ids[start : start + segment.length].tolist())
         # The filler token of an empty response is recorded without a text.
-        if decoded != text and (author == "model" or text):
+        if decoded != text and (segment.author == "model" or text):
             problems.append(f"tokens from {start} say {decoded!r}, the loop acted on {text!r}")
     return problems

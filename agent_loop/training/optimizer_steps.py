@@ -74,7 +74,7 @@ class OptimizerSteps(TrainerState):
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         if self._temperatures:
             of_rows = (
-                {t.key: t.record.get("temperature") for t in self._reading.result()}
+                {t.key: t.temperature for t in self._reading.result()}
                 if self._agents_set_temperature
                 else {}
             )
@@ -104,6 +104,8 @@ class OptimizerSteps(TrainerState):
                     f"data_source={t.source!r}, and was drawn for source={planned!r}; a dataset "
                     "must not change a row's data_source"
                 )
+        for t in trajectories:
+            t.update = self._update_of_rows[t.key]
         self._trajectories += trajectories  # separate_async: a step has several batches
         self._trained = {t.key: t.trained_tokens for t in trajectories if t.trained_tokens}
         if self._has_several_sequences():

@@ -3,26 +3,33 @@
 verl adapter: `KVBatchMeta` at 0.9.1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
 from agent_loop.records.token_metrics import TokenSums, token_sums
-from agent_loop.records.trajectory_record import unpack
-from samplers.faults import trained_tokens_of
-from samplers.uid import group_of, prompt_of
+from agent_loop.records.trajectory_record import (
+    TokenValues,
+    TrajectoryRecord,
+    add_texts,
+    from_columns,
+)
+from agent_loop.training.session_loss import SESSION_SHARE
+from samplers.faults import SessionOutcome
+from samplers.uid import group_of, prompt_of, session_of
 
 TOKENS_AT_ONCE = 1 << 22
 """Tokens whose values are read from TransferQueue together; some 100 MB with all columns."""
 
-Row = TypeVar("Row")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +144,8 @@ def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
     }
 
 
-def read_trajectories(batch: KVBatchMeta | BatchCopy) -> list[TrainedTrajectory]:
-    """The facts of the rows of a batch, without padding and without their tokens.
+def read_trajectories(batch: KVBatchMeta | BatchCopy) -> list[TrajectoryRecord]:
+    """The records of the rows of a batch, without padding, texts and tokens.
 
     TransferQueue takes 15 microseconds for each value that is not a tensor, so what is the same in
     a group is read of one row.
@@ -146,76 +153,128 @@ def read_trajectories(batch: KVBatchMeta | BatchCopy) -> list[TrainedTrajectory]
     tags = {
         key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)
     }
-    keys = list(tags)
     first_key: dict[str, str] = {}
-    for key in keys:
+    for key in tags:
         first_key.setdefault(group_of(key), key)
     data = fetch(batch, list(first_key.values()), ["data_source", "row_id"])
     sources, row_ids = (
         dict(zip(first_key, values(data, name), strict=True)) for name in ("data_source", "row_id")
     )
-    extra_fields = values(fetch(batch, keys, ["extra_fields"]), "extra_fields")
-    trained = trained_tokens_of(
-        {key: extra["mixed"] for key, extra in zip(keys, extra_fields, strict=True)},
-        lambda older: fetch(batch, older, ["response_mask"])["response_mask"].unbind(0),
-    )
-    return [
-        TrainedTrajectory(
-            key=key,
-            uid=group_of(key),
-            draw=prompt_of(group_of(key))[1],
-            source=sources[group_of(key)],
-            row_id=row_ids[group_of(key)],
-            reward=float(extra["mixed"]["reward_parts"]["score"]),
-            acc=float(extra["reward_extra_info"].get("acc", 0.0)),
-            prompt_tokens=tags[key]["prompt_len"],
-            response_tokens=tags[key]["response_len"],
-            trained_tokens=trained[key],
-            record=extra["mixed"],
-        )
-        for key, extra in zip(keys, extra_fields, strict=True)
-    ]
+    records = read_records(str(batch.partition_id), list(tags))
+    for key, (record, info) in records.items():
+        uid = group_of(key)
+        record.key, record.source, record.row_id = key, sources[uid], row_ids[uid]
+        record.draw = prompt_of(uid)[1]
+        record.reward = float(record.reward_parts["score"])
+        record.acc = float(info.get("acc", 0.0))
+        record.prompt_tokens = tags[key]["prompt_len"]
+        record.response_tokens = tags[key]["response_len"]
+    return [record for record, _ in records.values()]
 
 
-def read_tokens(trajectories: Sequence[TrainedTrajectory]) -> dict[str, TrajectoryTokens]:
-    """Key -> tokens and texts of some trajectories that are trained in this step."""
+def read_records(
+    partition_id: str, keys: list[str]
+) -> dict[str, tuple[TrajectoryRecord, Mapping[str, Any]]]:
+    """Key -> what the agent loop recorded, without texts, and verl's parts of the reward."""
+    data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
+    found = {
+        key: (from_columns(extra["mixed"]), extra["reward_extra_info"])
+        for key, extra in zip(keys, values(data, "extra_fields"), strict=True)
+    }
+    # Release 1.0.0 did not count them, and its rows may be in a checkpoint.
+    if older := [key for key, (record, _) in found.items() if record.trained_tokens is None]:
+        masks = tq.kv_batch_get(
+            keys=older, partition_id=partition_id, select_fields=["response_mask"]
+        )["response_mask"]
+        for key, mask in zip(older, masks.unbind(0), strict=True):
+            found[key][0].trained_tokens = int(mask.sum())
+    return found
+
+
+def read_outcomes(partition_id: str, keys: list[str]) -> dict[str, SessionOutcome]:
+    """Session -> how it ended, for a replay buffer; see `Mixture.outcomes`."""
+    trained = Counter[str]()
+    last: dict[str, tuple[TrajectoryRecord, Mapping[str, Any]]] = {}
+    for key, (record, info) in read_records(partition_id, keys).items():
+        trained[session_of(key)] += record.trained_tokens or 0
+        last[session_of(key)] = record, info
     return {
-        key: tokens
-        for part in parts(trajectories, [t.response_tokens for t in trajectories])
-        for key, tokens in _read_tokens(part).items()
+        session: SessionOutcome(
+            is_trained=trained[session] > 0,
+            is_judged=record.is_judged,
+            is_solved=float(info.get("acc", 0.0)) >= 1,
+            fault=record.loss if record.is_lost else None,
+            reward=float(record.reward_parts["score"]),
+            info=info,
+        )
+        for session, (record, info) in last.items()
     }
 
 
-def _read_tokens(trajectories: Sequence[TrainedTrajectory]) -> dict[str, TrajectoryTokens]:
-    keys = [t.key for t in trajectories]
-    names = ["prompts", "responses", "response_mask", "rollout_log_probs"]
-    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=names)
-    # An earlier release had the texts in the record.
-    texts: dict[str, Mapping[str, Any]] = {t.key: t.record for t in trajectories}
-    if packed := [t.key for t in trajectories if "segments" not in t.record]:
+_TOKENS = ("prompts", "responses", "response_mask", "rollout_log_probs")
+_OF_OPTIMIZER = ("old_log_probs", "rollout_is_weights", SESSION_SHARE)
+"""Columns that verl or this project may have written, and that are not fetched if absent."""
+
+
+def read_whole(
+    records: Iterable[TrajectoryRecord], *, token_values: bool | None = None
+) -> dict[str, TrajectoryRecord]:
+    """Key -> a copy of a record of the current step, with its texts and tokens.
+
+    Args:
+        token_values: adds what the optimizer saw, see `TokenValues.values`; None leaves it out.
+    """
+    # A column that a batch of the step does not have cannot be read together with another batch.
+    of_updates: dict[int | None, list[TrajectoryRecord]] = {}
+    for record in records:
+        of_updates.setdefault(record.update, []).append(record)
+    return {
+        record.key: record
+        for own in of_updates.values()
+        for part in parts(own, [record.response_tokens or 0 for record in own])
+        for record in _read_whole(part, token_values)
+    }
+
+
+def _read_whole(
+    records: Sequence[TrajectoryRecord], token_values: bool | None
+) -> Iterator[TrajectoryRecord]:
+    keys = [record.key for record in records]
+    names = _TOKENS if token_values is None else _TOKENS + _OF_OPTIMIZER
+    data: Any = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=list(names))
+    texts: dict[str, bytes] = {}
+    # Release 1.0.0 had the texts in the record.
+    if packed := [record.key for record in records if not record.segments]:
         column = tq.kv_batch_get(keys=packed, partition_id="train", select_fields=["mixed_texts"])
-        texts |= dict(zip(packed, map(unpack, values(column, "mixed_texts")), strict=True))
-    columns = (data[name].unbind(0) for name in names)
-    return {
-        key: TrajectoryTokens(
-            prompt_ids=prompt.int().numpy(),
-            response_ids=response.int().numpy(),
-            response_mask=mask.to(torch.int8).numpy(),
-            log_probs=log_probs.numpy(),
-            texts=texts[key],
-        )
-        for key, prompt, response, mask, log_probs in zip(keys, *columns, strict=True)
-    }
+        texts = dict(zip(packed, values(column, "mixed_texts"), strict=True))
+    columns = {name: data[name].unbind(0) for name in names if name in data}
+    for at, record in enumerate(map(msgspec.structs.replace, records)):
+        if record.key in texts:
+            add_texts(record, texts[record.key])
+        row = {name: column[at] for name, column in columns.items()}
+        record.prompt_ids = row["prompts"].int().numpy()
+        record.response_ids = row["responses"].int().numpy()
+        record.response_mask = row["response_mask"].to(torch.int8).numpy()
+        record.log_probs = row["rollout_log_probs"].numpy()
+        mask = row["response_mask"].bool()
+        if (old := row.get("old_log_probs")) is not None:
+            record.old_log_probs = TokenValues.of(old[mask], whole=bool(token_values))
+        # A row that is in no advantage was filled with zeros; the weight of a token is above 0.
+        if (weights := row.get("rollout_is_weights")) is not None and weights[mask].any():
+            record.importance = TokenValues.of(weights[mask], whole=bool(token_values))
+        if (share := row.get(SESSION_SHARE)) is not None:
+            record.session_share = float(share)
+        yield record
 
 
-def parts(rows: Sequence[Row], lengths: Sequence[int]) -> Iterator[list[Row]]:
+def parts(rows: Sequence[Item], lengths: Sequence[int]) -> Iterator[list[Item]]:
     """The rows in their order, in parts of one row or at most `TOKENS_AT_ONCE` tokens.
 
     Args:
-        rows: (B,) keys or trajectories.
+        rows: (B,) keys or records.
         lengths: (B,) tokens of each response.
     """
-    part, tokens = list[Row](), 0
+    part, tokens = list[Item](), 0
     for row, length in zip(rows, lengths, strict=True):
         if part and tokens + length > TOKENS_AT_ONCE:
             yield part

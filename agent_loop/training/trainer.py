@@ -34,6 +34,7 @@ from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.checkpoints import Checkpoints
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import OptimizerSteps
+from agent_loop.training.trained_batch import read_outcomes
 from config.agents import BLOCKS, with_blocks
 from config.lookup import files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
@@ -149,6 +150,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             max_wait_s=self.mixed.max_wait_s,
             max_replacements=self.mixed.max_replacements,
             check=self._check_workers,
+            outcomes=read_outcomes,
         )
 
     def _check_workers(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from agent_loop.calls.limiter import Limiter
 from agent_loop.records.exposition import Exposition
 from agent_loop.records.run_folder import MetricsFile
-from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
 from agent_loop.records.token_metrics import TokenSums
+from agent_loop.records.trajectory_record import TrajectoryRecord
 from agent_loop.records.wandb_artifacts import Artifacts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
@@ -25,15 +25,9 @@ class Prepared:
     """What is read and computed of a step's trajectories while the last update runs."""
 
     metrics: dict[str, float]
-    written: list[TrainedTrajectory]
-    sent: list[TrainedTrajectory]
-    """Trajectories for Weights & Biases."""
-
-    tokens: dict[str, TrajectoryTokens]
-    """Of the trajectories that are written or sent, by key."""
-
-    advantages: dict[str, float | None]
-    """Of all trajectories, by key."""
+    written: list[TrajectoryRecord]
+    sent: list[TrajectoryRecord]
+    """Trajectories for Weights & Biases. Both are whole records."""
 
 
 class TrainerState(ExactUpdates):
@@ -67,10 +61,10 @@ class TrainerState(ExactUpdates):
     _exposition: Exposition
     _faults: FaultWindow
     _state_masking: bool
-    _reading: Future[list[TrainedTrajectory]]
+    _reading: Future[list[TrajectoryRecord]]
     """The facts of the current batch, until `_take_trajectories`."""
 
-    _trajectories: list[TrainedTrajectory]
+    _trajectories: list[TrajectoryRecord]
     """Trajectories of this step so far."""
 
     _trained: dict[str, int]

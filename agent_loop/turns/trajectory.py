@@ -6,55 +6,10 @@ no text is searched here: `agent_loop.turns.tags` decides where a turn is cut, a
 all three lists there.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from config.compat import StrEnum
-
-
-class StopReason(StrEnum):
-    """Why a trajectory ended; every trajectory has exactly one."""
-
-    ANSWERED = "answered"
-    NO_ACTION = "no_action"
-    MAX_TURNS = "max_turns"
-    RESPONSE_BUDGET = "response_budget"
-    DEADLINE = "deadline"
-    INFRA_ERROR = "infra_error"
-
-
-TRUNCATED = frozenset({StopReason.MAX_TURNS, StopReason.RESPONSE_BUDGET})
-"""The model used up its own turns or tokens. `mixed.on_truncated` says whether such a trajectory is
-trained."""
-
-
-def why_masked(record: Mapping[str, Any]) -> str | None:
-    """Why all tokens of a trajectory have mask 0: `lost` (a fault or a deadline ended it) or
-    `truncated` (with `mixed.on_truncated=mask`); None if its sampled tokens are trained.
-
-    `record` is that of `record.record_of`. Records of release 1.0.0 have no fault at a deadline,
-    because there the trajectory was trained.
-    """
-    if record.get("fault") is not None:
-        return "lost"
-    is_masked = record.get("on_truncated") == "mask" and record["stop_reason"] in TRUNCATED
-    return "truncated" if is_masked else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Consecutive tokens of one author within the response."""
-
-    author: str
-    """`model` or `tool`. Tokens that the template puts around a result are of the author `tool`."""
-
-    start: int
-    """Index of the first token in the response."""
-
-    length: int
-    text: str
-    """The text of the tokens, for people. It is never tokenised again."""
+from agent_loop.records.trajectory_record import Segment
+from agent_loop.records.trajectory_record import StopReason as StopReason  # for users' loops
 
 
 class Trajectory:

@@ -14,10 +14,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
+from agent_loop.records.trajectory_record import Call, StopReason, TrajectoryRecord, Turn
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.observation_style import ObservationStyle
 from agent_loop.turns.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
-from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.trajectory import Trajectory
 from agent_loop.watchdog import Activity, current_activity, waits_for
 from config.compat import gather_all, timeout
 from tool_server.wire.protocol import ToolError, ToolRejected, ToolResult
@@ -28,13 +31,9 @@ class Generated:
     token_ids: list[int]  # (t,)
     log_probs: list[float]  # (t,)
     min_global_steps: int = 0
-    """Version of the oldest weights that sampled a token: the step that made these weights."""
-
     max_global_steps: int = 0
-    """Version of the newest; larger if the weights changed while the engine generated."""
-
     request: int | None = None
-    """As in `Turn`."""
+    """The three as in `Turn`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +70,8 @@ class Observation:
     """Whether the tool did not run because of a mistake of the model. The text has the reason."""
 
     reward: float | None = None
-    """Reward of a step of an environment; None of any other action."""
-
     ends: bool = False
-    """Whether the environment says that the trajectory is over."""
+    """Both as in `Call`."""
 
 
 Environment = Callable[[Action], Awaitable[Observation]]
@@ -107,63 +104,9 @@ class Budget:
     """Tokens that a result may not use, so that the model can still answer."""
 
 
-@dataclass(kw_only=True)
-class Call:
-    """One action that was run."""
-
-    turn: int
-    """From 1."""
-
-    action: str
-    arguments: str
-    """What the model wrote."""
-
-    status: str = "cancelled"
-    """ok; rejected (a mistake of the model); unavailable (a fault of the infrastructure); failed
-    (an error in the code of the loop); or cancelled (by a deadline, or a fault of another call)."""
-
-    tool: str = ""
-    latency_s: float = 0.0
-    limiter_wait_s: float = 0.0
-    attempts: int = 0
-    """HTTP requests; 0 if none was needed, as for a cached result."""
-
-    error: str | None = None
-    reward: float | None = None
-    """As in `Observation`."""
-
-    ends: bool = False
-    """As in `Observation`."""
-
-    unread: str | None = None
-    """The result, if the trajectory ended with it, so that the model did not read it."""
-
-
-@dataclass(kw_only=True)
-class Turn:
-    generate_s: float = 0.0
-    tools_s: float = 0.0
-    tokens: int = 0
-    """Sampled tokens that were kept."""
-
-    min_global_steps: int | None = None
-    """As in `Generated`; all tokens of the turn count as sampled by these weights. None if the
-    engine did not answer."""
-
-    max_global_steps: int | None = None
-    request: int | None = None
-    """Number of the engine's request among those of the session, from 1; None: not recorded."""
-
-    read_tokens: int | None = None
-    """Tokens of the request's prompt, and those of them that earlier requests of the session had
-    (`reused_tokens`); None: not recorded, because a loop of this project reuses all."""
-
-    reused_tokens: int | None = None
-
-
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """A conversation, why it ended, and what happened in it: one sequence of a session."""
+    """A conversation while it runs: one sequence of a session. `record` is what is kept of it."""
 
     trajectory: Trajectory
     stop_reason: StopReason
@@ -173,15 +116,9 @@ class Rollout:
     turns: list[Turn] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     fault: str | None = None
-    """The fault or the deadline that ended the trajectory; None if it was not lost."""
-
     fault_tool: str = ""
-    """What failed: a tool, `engine`, `math_verify`, `reward` or `loop`. After a deadline, what the
-    trajectory waited for longest: `engine`, `limiter`, `tool`, or `start`, the time before its
-    first turn."""
-
     loop_error: str | None = None
-    """Traceback of what the loop itself raised."""
+    """The three as in `TrajectoryRecord`, and so are `cause` and `temperature`."""
 
     verdict: dict[str, Any] | None = None
     """`score` and other parts of a reward that another project's loop computed itself."""
@@ -193,10 +130,7 @@ class Rollout:
     """Fields of verl's output that another project's loop set and that reach the batch."""
 
     cause: str = ""
-    """Why this sequence began, where a session has several: for example `compaction`."""
-
     temperature: float | None = None
-    """At which its tokens were sampled, if the agent chose it; None: the source's."""
 
     parent: "Rollout | None" = None
     """The sequence out of which this one began."""
@@ -233,6 +167,24 @@ class Rollout:
         oldest = [t.min_global_steps for t in self.turns if t.min_global_steps is not None]
         newest = [t.max_global_steps for t in self.turns if t.max_global_steps is not None]
         return (min(oldest), max(newest)) if oldest and newest else None
+
+    def record(self) -> TrajectoryRecord:
+        """What is kept of it, once it has ended."""
+        return TrajectoryRecord(
+            stop_reason=str(self.stop_reason),
+            turns=[*self.turns],
+            # copies: a call may go on after its trajectory has ended
+            calls=[msgspec.structs.replace(call) for call in self.calls],
+            fault=self.fault,
+            fault_tool=self.fault_tool,
+            loop_error=self.loop_error,
+            weight_versions=self.weight_versions,
+            cause=self.cause,
+            temperature=self.temperature,
+            answer=self.answer,
+            engine_turns=self.trajectory.engine_turns,
+            segments=self.trajectory.segments,
+        )
 
 
 async def run_turns(
@@ -431,7 +383,8 @@ async def run_call(call: Call, action: Action, environment: Environment) -> str:
             raise RuntimeError(f"action={action.kind} raised {call.error}") from error
         raise
     call.status = "rejected" if observation.rejected else "ok"
-    call.reward, call.ends = observation.reward, observation.ends
+    call.reward = None if observation.reward is None else float(observation.reward)
+    call.ends = bool(observation.ends)
     if (result := observation.result) is not None:
         call.latency_s, call.limiter_wait_s = result.latency_s, result.limiter_wait_s
         call.attempts, call.tool = result.attempts, result.tool

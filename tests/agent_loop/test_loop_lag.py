@@ -18,13 +18,14 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.loop_lag import LoopLag
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.rewards.judging import judge
+from agent_loop.row import Row
 from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
 from config.schema import MixedConfig, ToolConfig
 from tests.agent_loop.training.test_foreign_loop import SETTINGS
-from tests.fakes.engine import CharTokenizer, ScriptedGenerate, line_of
+from tests.fakes.engine import CharTokenizer, ScriptedGenerate, whole_of
 from tests.fakes.virtual_loop import VirtualLoop, run_virtual
 from tool_server.wire.protocol import ToolCall, ToolResult, run_code_call
 
@@ -137,7 +138,7 @@ async def judged(stalls: Stalls) -> tuple[Rollout, dict[str, float]]:
         filler_id=0,
         clock=asyncio.get_running_loop().time,
     )
-    return rollout, await judge(rollout, ROW, LIMITS, client)
+    return rollout, await judge(rollout, Row.from_columns(ROW), LIMITS, client)
 
 
 @given(st.lists(st.tuples(st.floats(0, 15), st.floats(0.01, 20)), max_size=6))
@@ -146,7 +147,7 @@ async def judged(stalls: Stalls) -> tuple[Rollout, dict[str, float]]:
 @example([(1.0, 7.5)])  # the engine's, while the time of the turn passes
 def test_a_loop_that_stands_still_loses_trajectories_and_teaches_nothing(stalls):
     (rollout, parts), _ = run_virtual(judged(stalls))
-    assert mask_problems(line_of(rollout)) == []
+    assert mask_problems(whole_of(rollout)) == []
     assert rollout.loop_error is None
     assert not {call.status for call in rollout.calls} & {"rejected", "failed"}
     if rollout.is_lost:

@@ -24,6 +24,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from agent_loop.loop_lag import LoopLag
 from agent_loop.loop_settings import STARTS_PER_PASS, LoopSettings
+from agent_loop.row import Row
 from agent_loop.seeds import seed_from
 from agent_loop.training.verl_adapters import loop_worker
 from agent_loop.training.verl_adapters.engine_client import (
@@ -215,6 +216,10 @@ def worker_of(kind: type[Loop], verls_client: VerlsClient, **config: Any) -> Any
     return worker
 
 
+def row_of(agent: str, **columns: Any) -> Row:
+    return Row.from_columns(ROW | {"agent_name": agent} | columns)
+
+
 def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
     """The output of one trajectory, in virtual time."""
     worker = worker_of(kind, VerlsClient(error))
@@ -223,7 +228,7 @@ def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
         turns: list[Any] = []
         turns_of_trajectory.set(turns)
         faults_of_trajectory.set([])
-        return (await worker._host("loop", {}, ROW | row, turns))[-1]
+        return (await worker._host(row_of("loop", **row), {}, ROW | row, turns))[-1]
 
     output, _ = run_virtual(run())
     return output
@@ -241,7 +246,7 @@ def test_a_loop_that_is_not_ours_is_judged_and_recorded():
     output = hosted(Loop)
     assert output.reward_score == 1.0
     assert output.response_logprobs == [-1.0, -1.0]
-    assert output.extra_fields["mixed"]["stop_reason"] == "answered"
+    assert output.record.stop_reason == "answered"
     assert output.extra_fields["min_global_steps"] == 3
 
 
@@ -258,9 +263,9 @@ def test_a_loop_that_is_not_ours_is_judged_and_recorded():
 )
 def test_what_a_loop_raises_costs_its_trajectory_and_is_named(kind, words):
     output = hosted(kind)
-    record = output.extra_fields["mixed"]
-    assert record["stop_reason"] == "infra_error" and words in record["fault"]
-    assert "Traceback" in record["loop_error"]
+    record = output.record
+    assert record.stop_reason == "infra_error" and words in record.fault
+    assert "Traceback" in record.loop_error
     assert not any(output.response_mask)
     parts = output.extra_fields["reward_extra_info"]
     assert (parts["loop_error"], parts["infra_error"], output.reward_score) == (1.0, 0.0, 0.0)
@@ -268,14 +273,14 @@ def test_what_a_loop_raises_costs_its_trajectory_and_is_named(kind, words):
 
 @pytest.mark.parametrize("kind", [Loop, Swallowing])
 def test_an_engine_that_fails_is_infrastructure_whatever_the_loop_makes_of_it(kind):
-    record = hosted(kind, ConnectionError("the actor died")).extra_fields["mixed"]
-    assert (record["fault_tool"], record["loop_error"]) == ("engine", None)
-    assert "the actor died" in record["fault"]
+    record = hosted(kind, ConnectionError("the actor died")).record
+    assert (record.fault_tool, record.loop_error) == ("engine", None)
+    assert "the actor died" in record.fault
 
 
 def test_a_loop_past_its_deadline_is_lost_with_what_it_has():
     output = hosted(Hanging)
-    assert output.extra_fields["mixed"]["stop_reason"] == "deadline"
+    assert output.record.stop_reason == "deadline"
     assert TOKENIZER.decode(output.response_ids) == "ab" and not any(output.response_mask)
     assert output.extra_fields["reward_extra_info"]["infra_error"] == 1.0
 
@@ -409,7 +414,7 @@ def test_a_trajectory_has_the_lag_of_its_worker_in_its_record(monkeypatch):
     worker._agent_loop_postprocess = postprocess
     worker._make_loop = lambda name: Slow(server_manager=worker.llm_client)
     run_virtual(run())
-    assert 1.8 <= put[0].extra_fields["mixed"]["loop_lag_s"] <= 2.4
+    assert 1.8 <= put[0].record.loop_lag_s <= 2.4
 
 
 # --- seeds and baselines ------------------------------------------------------------------------
@@ -478,10 +483,10 @@ def test_the_rows_of_a_session_have_its_reward_and_each_request_is_in_one_of_the
     helper, whole, *_ = [output for row, output in put if row["session_id"] == 0]
     assert (helper.response_mask, whole.response_mask) == ([1, 1], [1, 1, 0, 1, 1])
     assert helper.reward_score == whole.reward_score == 1.0
-    records = [output.extra_fields["mixed"] for output in (helper, whole)]
-    assert [record["rows"] for record in records] == [2, 2]
-    assert [record["requests"] for record in records] == [3, 3]
-    requests = [[turn["request"] for turn in record["turns"]] for record in records]
+    records = [output.record for output in (helper, whole)]
+    assert [record.rows for record in records] == [2, 2]
+    assert [record.requests for record in records] == [3, 3]
+    requests = [[turn.request for turn in record.turns] for record in records]
     assert sorted(map(len, requests)) == [1, 2] and {*requests[0], *requests[1]} == {1, 2, 3}
 
 
@@ -598,16 +603,16 @@ def test_a_turn_that_spans_two_versions_of_the_weights_counts_with_the_older(cli
     async def run() -> Any:
         turns: list[Any] = []
         turns_of_trajectory.set(turns)
-        return (await worker._host("loop", {}, ROW | {"global_steps": 6}, turns))[-1]
+        return (await worker._host(row_of("loop", global_steps=6), {}, ROW, turns))[-1]
 
     output, _ = run_virtual(run())
-    fields, record = output.extra_fields, output.extra_fields["mixed"]
+    fields, record = output.extra_fields, output.record
     if client_class is LLMServerClient:  # it does not continue an aborted answer
-        assert (record["fault_tool"], record["stop_reason"]) == ("engine", "infra_error")
+        assert (record.fault_tool, record.stop_reason) == ("engine", "infra_error")
         return
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 6)
-    assert record["weight_versions"] == (3, 6)
-    spans = [(turn["min_global_steps"], turn["max_global_steps"]) for turn in record["turns"]]
+    assert record.weight_versions == (3, 6)
+    spans = [(turn.min_global_steps, turn.max_global_steps) for turn in record.turns]
     assert spans == [(3, 4), (4, 6)]
 
 
@@ -634,11 +639,11 @@ def test_a_trajectory_lost_in_its_first_turn_has_the_current_version(row, newest
     worker.llm_client.newest_version = newest
 
     async def run() -> Any:
-        return (await worker._host("loop", {}, ROW | row, []))[-1]
+        return (await worker._host(row_of("loop", **row), {}, ROW, []))[-1]
 
     output, _ = run_virtual(run())
     fields = output.extra_fields
-    assert fields["mixed"]["weight_versions"] is None
+    assert output.record.weight_versions is None
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (version, version)
 
 
@@ -670,7 +675,7 @@ def test_an_agent_of_the_run_config_runs_without_a_file(monkeypatch: pytest.Monk
         turns: list[Any] = []
         turns_of_trajectory.set(turns)
         faults_of_trajectory.set([])
-        return (await worker._host("own", {}, ROW, turns))[-1]
+        return (await worker._host(row_of("own"), {}, ROW, turns))[-1]
 
     output, _ = run_virtual(run())
     assert output.reward_score == 1.0

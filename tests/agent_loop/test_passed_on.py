@@ -29,6 +29,7 @@ from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker, 
 from agent_loop.turn_agent_loop import TaggedAgentLoop
 from agent_loop.turns.turn_loop import Observation
 from tests.agent_loop.test_loop_worker import ROW
+from tests.fakes.engine import record_in
 from tests.fakes.real_tokenizers import CONTROL, real_tokenizer
 from tests.fakes.virtual_loop import run_virtual
 
@@ -262,14 +263,14 @@ async def test_images_that_a_loop_names_are_those_of_the_trajectory(monkeypatch)
 
 async def test_our_own_loops_lose_a_prompt_with_an_image_by_name(monkeypatch):
     row = await batched(Ours, monkeypatch, prompt=PICTURE)
-    assert "text only" in row["extra_fields"]["mixed"]["fault"]
+    assert "text only" in (record_in(row).fault or "")
     assert not any(row["response_mask"])
 
 
 async def test_our_own_loop_that_is_lost_in_its_first_turn_has_the_current_version(monkeypatch):
     row = await batched(Ours, monkeypatch, "")  # the engine returns no token
     fields = row["extra_fields"]
-    assert fields["mixed"]["fault_tool"] == "engine"
+    assert record_in(row).fault_tool == "engine"
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 3)
 
 
@@ -315,8 +316,8 @@ async def test_a_lost_trajectory_has_routes_of_the_same_shape(monkeypatch):
 )
 async def test_routes_that_the_engine_lacks_are_its_fault(agent, lacks, monkeypatch):
     row = await batched(agent, monkeypatch, replay=True, routes=lacks)
-    record = row["extra_fields"]["mixed"]
-    assert record["fault_tool"] == "engine" and "router replay" in record["fault"]
+    record = record_in(row)
+    assert record.fault_tool == "engine" and "router replay" in (record.fault or "")
     assert not any(row["response_mask"]) and not row["routed_experts"].any()
 
 
@@ -324,9 +325,9 @@ async def test_a_loop_whose_requests_leave_tokens_out_is_refused_where_routes_ar
     monkeypatch,
 ):
     row = await batched(Forgetting, monkeypatch, replay=True)
-    assert "are needed for router replay" in row["extra_fields"]["mixed"]["fault"]
+    assert "are needed for router replay" in (record_in(row).fault or "")
     trained = await batched(Forgetting, monkeypatch)
-    assert trained["extra_fields"]["mixed"]["fault"] is None
+    assert record_in(trained).fault is None
 
 
 def test_routes_are_those_of_the_request_that_the_trajectory_continues():
@@ -378,7 +379,7 @@ async def test_a_loop_s_own_reward_is_the_reward_unless_the_source_names_another
     assert row["rm_scores"].sum() == score
     info, own = (
         row["extra_fields"]["reward_extra_info"],
-        row["extra_fields"]["mixed"]["reward_parts"],
+        record_in(row).reward_parts,
     )
     assert (info["score"], info["acc"], info["format"]) == (score, acc, 1.0)
     assert own.items() >= parts.items()
@@ -419,13 +420,13 @@ async def test_what_cannot_be_passed_on_costs_its_trajectory_and_is_named(sets, 
     monkeypatch.setattr(Users, "sets", sets)
     monkeypatch.setattr(Users, "output", Wider)
     row = await batched(Users, monkeypatch)
-    assert words in row["extra_fields"]["mixed"]["fault"]
+    assert words in (record_in(row).fault or "")
     assert not any(row["response_mask"]) and row["extra_fields"]["reward_extra_info"]["loop_error"]
 
 
 async def test_a_loop_that_is_to_judge_and_does_not_is_named(monkeypatch):
     row = await batched(Users, monkeypatch, reward="loop")
-    assert "set no reward_score" in row["extra_fields"]["mixed"]["fault"]
+    assert "set no reward_score" in (record_in(row).fault or "")
 
 
 def test_every_field_of_verl_s_output_is_read_or_passed_on():

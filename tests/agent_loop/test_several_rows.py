@@ -2,21 +2,22 @@
 post-processing, and the audit of what they write."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("verl")
 
 from agent_loop.records.mask_audit import audit_masks
-from agent_loop.records.source_metrics import TrainedTrajectory, sessions_of
-from agent_loop.records.trajectory_record import joined, unpack
+from agent_loop.records.source_metrics import sessions_of
+from agent_loop.records.trajectory_record import Call, TrajectoryRecord, Turn, line_of
 from agent_loop.turns.turn_loop import Observation
 from docs.examples.compacting_loop import GO_ON, SUM_UP, CompactingAgentLoop
 from docs.examples.delegating_loop import DelegatingAgentLoop
 from tests.agent_loop.test_passed_on import TOKENIZER, Engine, rows_of
+from tests.fakes.engine import record_in
 
 
 class Compacting(CompactingAgentLoop):
@@ -39,26 +40,18 @@ DELEGATED = [
 ]
 
 
-def lines_of(rows: list[Any], session: int = 0) -> list[dict[str, Any]]:
+def records_of(rows: list[Any], session: int = 0) -> list[TrajectoryRecord]:
     """The rows as in a trajectory file."""
-    lines = list[dict[str, Any]]()
-    for index, row in enumerate(rows):
-        tokens = {
-            name: row[column].tolist()
-            for name, column in (
-                *(("prompt_ids", "prompts"), ("response_ids", "responses")),
-                *(("response_mask", "response_mask"), ("log_probs", "rollout_log_probs")),
-            )
-        }
-        record = joined(row["extra_fields"]["mixed"], unpack(row["mixed_texts"]))
-        lines.append({"key": f"u_{session}_{index}", **tokens, **record})
-    return lines
+    records = [record_in(row) for row in rows]
+    for index, record in enumerate(records):
+        record.step, record.source, record.row_id = 1, "nq", "nq:1"
+        record.key = f"u_{session}_{index}"
+    return records
 
 
-def audit(folder: Path, lines: list[dict[str, Any]]) -> Any:
+def audit(folder: Path, records: list[TrajectoryRecord]) -> Any:
     (folder / "trajectories").mkdir(exist_ok=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "trajectories" / "1.jsonl").write_text(text)
+    (folder / "trajectories" / "1.jsonl").write_bytes(b"".join(map(line_of, records)))
     return audit_masks(folder)
 
 
@@ -73,16 +66,16 @@ async def test_each_answer_of_the_engine_is_trained_in_one_row_with_the_reward_o
     agent: Any, texts: list[str], causes: list[str], parents: list[Any], tmp_path, monkeypatch
 ):
     rows = await rows_of(agent, monkeypatch, *texts, max_turns=4)
-    records = [row["extra_fields"]["mixed"] for row in rows]
-    assert [record["cause"] for record in records] == causes
-    assert [record["parent"] for record in records] == parents
-    assert {record["requests"] for record in records} == {len(texts)}
+    records = [record_in(row) for row in rows]
+    assert [record.cause for record in records] == causes
+    assert [record.parent for record in records] == parents
+    assert {record.requests for record in records} == {len(texts)}
     sampled = [TOKENIZER.decode(row["responses"][row["response_mask"].bool()]) for row in rows]
     assert sorted("".join(sampled)) == sorted("".join(texts))
     for row in rows:
         scores = row["rm_scores"].tolist()
         assert scores[row["response_mask"].nonzero()[-1]] == sum(scores) == 1.0
-    report = audit(tmp_path, lines_of(rows))
+    report = audit(tmp_path, records_of(rows))
     assert (report.ok, report.trajectories, report.rows) == (True, 1, len(rows))
     assert f"1 trajectories in {len(rows)} rows" in str(report)
 
@@ -106,9 +99,9 @@ async def test_a_fault_in_one_row_loses_the_session(monkeypatch, tmp_path):
     monkeypatch.setattr("tests.agent_loop.test_passed_on.Engine", Failing)
     rows = await rows_of(Delegating, monkeypatch, *DELEGATED, max_turns=4)
     assert not any(row["response_mask"].any() for row in rows)
-    records = [row["extra_fields"]["mixed"] for row in rows]
-    assert {record["fault_tool"] for record in records} == {"engine"}
-    assert audit(tmp_path, lines_of(rows)).ok
+    records = [record_in(row) for row in rows]
+    assert {record.fault_tool for record in records} == {"engine"}
+    assert audit(tmp_path, records_of(rows)).ok
 
 
 class SideBySide(Compacting):
@@ -118,40 +111,38 @@ class SideBySide(Compacting):
 
 async def test_conversations_side_by_side_share_the_turns(monkeypatch):
     rows = await rows_of(SideBySide, monkeypatch, *["<code>2+2</code>"] * 9)
-    assert rows[-1]["extra_fields"]["mixed"]["requests"] == 3
+    assert record_in(rows[-1]).requests == 3
 
 
 async def test_the_turns_of_all_rows_count_together(monkeypatch):
     endless = ["<code>2+2</code>", "so"] * 9  # three turns are allowed
     *_, last = await rows_of(Compacting, monkeypatch, *endless)
-    assert last["extra_fields"]["mixed"]["stop_reason"] == "max_turns"
-    assert last["extra_fields"]["mixed"]["requests"] == 3
+    assert record_in(last).stop_reason == "max_turns"
+    assert record_in(last).requests == 3
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda lines: lines[:-1], "1 rows are there, of 2"),
-        (lambda lines: [lines[0] | {"turns": lines[1]["turns"]}, lines[1]], "2 is in no rows"),
-        (lambda lines: [lines[0] | {"turns": lines[1]["turns"]}, lines[1]], "1 is in 2 rows"),
-        (lambda lines: [line | {"requests": 5} for line in lines], "request 5 is in no rows"),
-        (lambda lines: [line | {"requests": 2**40} for line in lines], "request 9 is in no rows"),
+        (lambda own: own[:-1], "1 rows are there, of 2"),
+        (lambda own: [replace(own[0], turns=own[1].turns), own[1]], "2 is in no rows"),
+        (lambda own: [replace(own[0], turns=own[1].turns), own[1]], "1 is in 2 rows"),
+        (lambda own: [replace(one, requests=5) for one in own], "request 5 is in no rows"),
+        (lambda own: [replace(one, requests=2**31) for one in own], "request 9 is in no rows"),
     ],
 )
 async def test_the_audit_names_an_answer_that_is_trained_twice_or_not_at_all(
     change: Any, problem: str, tmp_path, monkeypatch
 ):
-    lines = lines_of(await rows_of(Delegating, monkeypatch, *DELEGATED, max_turns=4))
-    report = audit(tmp_path, change(lines))
+    records = records_of(await rows_of(Delegating, monkeypatch, *DELEGATED, max_turns=4))
+    report = audit(tmp_path, change(records))
     assert not report.ok and any(problem in each for each in report.problems)
 
 
 def test_a_session_of_several_rows_counts_as_one_trajectory():
     rows = [
-        TrainedTrajectory(
+        TrajectoryRecord(
             key=f"u_{session}_{index}",
-            uid="u",
-            draw=0,
             source="nq",
             row_id="nq:1",
             reward=1.0,
@@ -159,12 +150,13 @@ def test_a_session_of_several_rows_counts_as_one_trajectory():
             prompt_tokens=7 + index,
             response_tokens=10,
             trained_tokens=4,
-            record={"turns": [{"tokens": 4}], "calls": [index], "fault": None},
+            turns=[Turn(tokens=4)],
+            calls=[Call(turn=1, action=str(index))],
         )
         for session, index in [(0, 0), (1, 0), (0, 1)]
     ]
     joined_up, single = sessions_of(rows)
     assert single is rows[1]
     assert (joined_up.rows, joined_up.prompt_tokens, joined_up.response_tokens) == (2, 7, 20)
-    assert joined_up.trained_tokens == 8 and joined_up.record["calls"] == [0, 1]
-    assert len(joined_up.record["turns"]) == 2 and len(rows[0].record["turns"]) == 1
+    assert joined_up.trained_tokens == 8 and [call.action for call in joined_up.calls] == ["0", "1"]
+    assert len(joined_up.turns) == 2 and len(rows[0].turns) == 1

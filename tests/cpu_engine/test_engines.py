@@ -13,7 +13,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agent_loop.records.mask_audit import mask_problems
-from agent_loop.records.trajectory_record import record_of
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.tags import Action, ActionKind, Tags
@@ -30,6 +29,7 @@ from config.schema import ToolConfig
 from cpu_engine.async_decoder import AsyncDecoder
 from cpu_engine.decoder import BatchDecoder, Request
 from cpu_engine.sampling import Sampling
+from tests.fakes.engine import whole_of
 
 CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
 TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER))
@@ -173,13 +173,7 @@ async def test_a_scripted_episode_has_the_same_masks_whichever_engine_stops_it_h
         trajectory = rollout.trajectory
         assert rollout.answer == "2", (way, rollout.stop_reason, rollout.fault)
         assert trajectory.response_ids == expected
-        said = [(author, text) for author, _, _, text in record_of(rollout)["segments"]]
-        assert [text for author, text in said if author == "model"] == [FIRST, LAST]
-        line = {
-            "response_ids": trajectory.response_ids,
-            "response_mask": trajectory.response_mask,
-            "log_probs": trajectory.log_probs,
-            **record_of(rollout),
-        }
-        assert mask_problems(line) == []
+        record = whole_of(rollout)
+        assert [s.text for s in record.segments if s.author == "model"] == [FIRST, LAST]
+        assert mask_problems(record) == []
         assert sum(trajectory.response_mask) == len(codec.encode(FIRST)) + len(codec.encode(LAST))

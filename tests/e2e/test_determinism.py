@@ -96,7 +96,7 @@ def test_validations_are_the_same_to_the_last_bit(runs: list[Job]):
     for step in (0, STEPS):
         files = [job.folder / "validation" / f"{step}.jsonl" for job in runs]
         assert files[0].read_bytes() == files[1].read_bytes()
-    records = read_records(runs[0].folder / "validation" / f"{STEPS}.jsonl")
+    records = read_records(runs[0].folder / "validation" / f"{STEPS}.jsonl")[0]
     assert len(records) == 6 and any(record.tool_calls for record in records)
     metrics = read_lines(runs[0].folder / "metrics.jsonl")[-1]["metrics"]
     for source, result in results_of(records).items():

@@ -101,14 +101,14 @@ async def test_a_program_that_others_wrote_becomes_clean_rows(
         sessions = [await rig.run(command, expected.source, row) for row in range(ROWS)]
     for session in sessions:
         assert session.program.exit_code == 0, session.program.stderr
-        last = session.lines[-1]
-        assert last["fault"] is None
+        last = session.records[-1]
+        assert last.fault is None
         # a model that was not taught the prompt writes until its last message is cut
-        is_cut = not expected.calls and last["stop_reason"] == StopReason.RESPONSE_BUDGET
-        assert last["answer"] == (None if is_cut else session.program.answer)
+        is_cut = not expected.calls and last.stop_reason == StopReason.RESPONSE_BUDGET
+        assert last.answer == (None if is_cut else session.program.answer)
         assert tuple(session.causes) == expected.causes
         assert session.ignored == expected.ignored
-        trained = [sum(line["response_mask"]) for line in session.lines]
+        trained = [sum(record.response_mask) for record in session.records]
         assert all(trained) and session.requests >= len(trained)
         assert {status for _, status in session.calls} <= {"ok", "rejected"}
     if expected.calls:

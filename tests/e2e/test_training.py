@@ -22,7 +22,7 @@ import pytest
 
 from agent_loop.records.mask_audit import audit_masks
 from agent_loop.records.run_folder import read_lines
-from agent_loop.turns.trajectory import TRUNCATED
+from agent_loop.records.trajectory_record import TRUNCATED
 from tests.browser import open_page, viewing
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 from verl_mixed.run.audit import plan_of
@@ -263,6 +263,18 @@ def test_every_tool_call_passed_the_limiter_in_the_name_of_its_source(job: Job):
     # Not in every step: a policy that only entropy moves forgets how to call, and a start counts
     # from nothing.
     assert called == set(QUOTAS)
+
+
+def test_a_line_has_what_the_optimizer_saw_of_its_row(job: Job):
+    for step in range(1, STEPS + 1):
+        for line in read_lines(job.folder / "trajectories" / f"{step}.jsonl"):
+            assert line["prompt_tokens"] == len(line["prompt_ids"])
+            assert line["response_tokens"] == len(line["response_ids"])
+            assert line["trained_tokens"] == sum(line["response_mask"]) and line["update"] >= 1
+            assert (line["old_log_probs"] is None) == (line["advantage"] is None)
+            if line["old_log_probs"] and job.mode.startswith("sync"):  # sampled by these weights
+                sampled = sum(line["log_probs"])
+                assert line["old_log_probs"]["sum"] == pytest.approx(sampled, abs=1e-3)
 
 
 def test_the_numbers_of_each_source_are_those_of_its_trajectories_and_its_ledger(job: Job):

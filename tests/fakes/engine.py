@@ -1,12 +1,14 @@
 """A tokenizer of characters, an engine that plays a script, and tools that answer from a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens
-from agent_loop.records.trajectory_record import facts_of, pack, record_of, texts_of, unpack
+from agent_loop.records.trajectory_record import (
+    TrajectoryRecord,
+    add_texts,
+    from_columns,
+    to_columns,
+)
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
@@ -89,43 +91,32 @@ class TableEnvironment:
         return Observation(text=text, result=ToolResult(body={}, latency_s=0.25))
 
 
-def line_of(rollout: Rollout) -> dict[str, Any]:
-    """As a line of a trajectory file."""
+def trained_of(rollout: Rollout, source: str = "nq", uid: str = "u") -> TrajectoryRecord:
+    """Its record, as the trainer reads it back, without texts and tokens."""
     trajectory = rollout.trajectory
-    return {
-        "response_ids": list(trajectory.response_ids),
-        "response_mask": list(trajectory.response_mask),
-        "log_probs": list(trajectory.log_probs),
-        "state_masking": True,
-        **record_of(rollout),
-    }
+    record = from_columns(to_columns(rollout.record())[0])
+    record.key, record.source, record.row_id = f"{uid}_0_0", source, f"{source}:0"
+    record.prompt_tokens, record.response_tokens = len(trajectory.prompt_ids), len(trajectory)
+    record.trained_tokens = sum(trajectory.response_mask)
+    return record
 
 
-def trained_of(rollout: Rollout, source: str = "nq", uid: str = "u") -> TrainedTrajectory:
-    """Its facts, as the trainer reads them back."""
-    trajectory = rollout.trajectory
-    return TrainedTrajectory(
-        key=f"{uid}_0_0",
-        uid=uid,
-        draw=0,
-        source=source,
-        row_id=f"{source}:0",
-        reward=0.0,
-        acc=0.0,
-        prompt_tokens=len(trajectory.prompt_ids),
-        response_tokens=len(trajectory),
-        trained_tokens=sum(trajectory.response_mask),
-        record={"state_masking": True, **facts_of(rollout)},
-    )
+def whole_of(rollout: Rollout, source: str = "nq", uid: str = "u") -> TrajectoryRecord:
+    """The same with texts and tokens, as a line of a trajectory file has them."""
+    trajectory, record = rollout.trajectory, trained_of(rollout, source, uid)
+    add_texts(record, to_columns(rollout.record())[1])
+    record.prompt_ids, record.response_ids = trajectory.prompt_ids, [*trajectory.response_ids]
+    record.response_mask = [*trajectory.response_mask]
+    record.log_probs = [*trajectory.log_probs]
+    return record
 
 
-def tokens_of(rollout: Rollout) -> TrajectoryTokens:
-    """Its tokens and texts, as the trainer reads them back."""
-    trajectory = rollout.trajectory
-    return TrajectoryTokens(
-        prompt_ids=np.array(trajectory.prompt_ids, np.int32),
-        response_ids=np.array(trajectory.response_ids, np.int32),
-        response_mask=np.array(trajectory.response_mask, np.int8),
-        log_probs=np.array(trajectory.log_probs, np.float32),
-        texts=unpack(pack(texts_of(rollout))),
-    )
+def record_in(fields: Mapping[str, Any]) -> TrajectoryRecord:
+    """The record in verl's columns of a row, with its texts and tokens."""
+    record = from_columns(fields["extra_fields"]["mixed"])
+    add_texts(record, fields["mixed_texts"])
+    record.prompt_ids = fields["prompts"].tolist()
+    record.response_ids = fields["responses"].tolist()
+    record.response_mask = fields["response_mask"].tolist()
+    record.log_probs = fields["rollout_log_probs"].tolist()
+    return record

@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent_loop.evaluation.main import SAYS, read_job
 from agent_loop.records.evaluation_records import RECORDS, SELECTED, RecordsFile

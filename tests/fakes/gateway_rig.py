@@ -6,7 +6,6 @@ a session's rows are given to the test. A program is started as it is, outside o
 """
 
 import asyncio
-import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,10 +24,11 @@ from agent_loop import gateway_agent_loop
 from agent_loop.gateway_agent_loop import GatewayAgentLoop
 from agent_loop.loop_settings import settings_of
 from agent_loop.records.mask_audit import MaskReport, audit_masks
-from agent_loop.records.trajectory_record import joined, unpack
+from agent_loop.records.trajectory_record import TrajectoryRecord, line_of
 from agent_loop.training.verl_adapters.engine_client import RecordingClient
 from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
 from cpu_engine.rollout import HFServer
+from tests.fakes.engine import record_in
 from tests.listening import listening
 from tool_server.app import app_runner, create_app
 from tool_server.settings import ServerSettings
@@ -97,7 +97,7 @@ class HostAgentLoop(GatewayAgentLoop):
 class AgentRun:
     """A session of a program that ended, as a line of a trajectory file for each row."""
 
-    lines: list[dict[str, Any]]
+    records: list[TrajectoryRecord]
     ignored: set[str]
     """Fields that the program sent and that have no effect."""
 
@@ -105,16 +105,16 @@ class AgentRun:
 
     @property
     def causes(self) -> list[str]:
-        return [line["cause"] for line in self.lines]
+        return [record.cause for record in self.records]
 
     @property
     def requests(self) -> int:
-        return self.lines[-1]["requests"]
+        return self.records[-1].requests or 0
 
     @property
     def calls(self) -> Counter[tuple[str, str]]:
         """Action and status of the calls at the MCP address -> their number."""
-        return Counter((c["action"], c["status"]) for line in self.lines for c in line["calls"])
+        return Counter((c.action, c.status) for record in self.records for c in record.calls)
 
 
 class _Worker(MixedAgentLoopWorker):
@@ -146,7 +146,7 @@ class GatewayRig:
     ignored: set[str] = field(default_factory=set[str])
     """Of the last session, as in `AgentRun`."""
 
-    _lines: list[dict[str, Any]] = field(default_factory=list)
+    _records: list[TrajectoryRecord] = field(default_factory=list[TrajectoryRecord])
     _sessions: int = 0
 
     async def run(
@@ -174,24 +174,20 @@ class GatewayRig:
             session_id=0,
             global_steps=1,
         )
-        lines = [
-            {
-                "key": f"{record['uid']}_0_{place}",
-                **{"prompt_ids": output.prompt_ids, "response_ids": output.response_ids},
-                **{"response_mask": output.response_mask, "log_probs": output.response_logprobs},
-                **joined(output.extra_fields["mixed"], unpack(output.mixed_texts)),
-            }
-            for place, output in enumerate(self.worker.outputs)
-        ]
-        self._lines += lines
-        assert program.ended is not None, lines[-1]["fault"]
-        return AgentRun(lines=lines, ignored=self.ignored, program=program.ended)
+        records = list[TrajectoryRecord]()
+        for place, output in enumerate(self.worker.outputs):
+            made = record_in(output.as_dict())
+            made.step, made.source, made.row_id = 1, source, record["extra_info"]["row_id"]
+            made.key = f"{record['uid']}_0_{place}"
+            records.append(made)
+        self._records += records
+        assert program.ended is not None, records[-1].fault
+        return AgentRun(records=records, ignored=self.ignored, program=program.ended)
 
     def audit(self) -> MaskReport:
         """The audit of all sessions so far."""
         (self.folder / "trajectories").mkdir(exist_ok=True)
-        text = "".join(json.dumps(line) + "\n" for line in self._lines)
-        (self.folder / "trajectories/1.jsonl").write_text(text)
+        (self.folder / "trajectories/1.jsonl").write_bytes(b"".join(map(line_of, self._records)))
         return audit_masks(self.folder)
 
 

@@ -1,9 +1,9 @@
 """A stand-in for the training process: keeps a run's books as the trainer does, trains nothing.
 
 `python -m tests.fakes.trainer CONFIG`. `FAKE_TRAINER` chooses the ending: good (default), error,
-hang, stop: it waits until it is asked to stop, or tools: it kills the run's own tool server and
-waits until the address answers again. Each start adds a line to `starts` in the run's
-folder; it goes on after the steps it finds.
+hang, forgets: it removes its ledger, stop: it waits until it is asked to stop, or tools: it kills
+the run's own tool server and waits until the address answers again. Each start adds a line to
+`starts` in the run's folder; it goes on after the steps it finds.
 """
 
 import json
@@ -16,7 +16,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent_loop.records.run_folder import STOP_FILE, write_lines
+from agent_loop.records.run_folder import STOP_FILE
+from agent_loop.records.trajectory_record import Segment, TrajectoryRecord, line_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG
 from samplers.ledger import Ledger, LedgerEntry
@@ -53,16 +54,18 @@ def main(config_path: str) -> None:
                 for prompt in plan.take(plan.batch_size)
             ]
             ledger.append_step(step, entries, plan.drawn)
-            trajectory = {
-                "key": "a_0_0",
-                "stop_reason": "answered",
-                "response_ids": [5, 6],
-                "response_mask": [1, 0],
-                "log_probs": [-0.5, 0.0],
-                "engine_turns": [[5]],
-                "segments": [["model", 0, 1, "a"], ["tool", 1, 1, "b"]],
-            }
-            write_lines(folder / "trajectories" / f"{step}.jsonl", [trajectory])
+            trajectory = TrajectoryRecord(
+                step=step,
+                key="a_0_0",
+                stop_reason="answered",
+                response_ids=[5, 6],
+                response_mask=[1, 0],
+                log_probs=[-0.5, 0.0],
+                engine_turns=[[5]],
+                segments=[Segment("model", 0, 1, "a"), Segment("tool", 1, 1, "b")],
+            )
+            (folder / "trajectories").mkdir(exist_ok=True)
+            (folder / "trajectories" / f"{step}.jsonl").write_bytes(line_of(trajectory))
             rewards = {"mean": 0.5, "min": 0.0, "max": 1.0, "std": 0.4}
             for source in plan.sources:
                 metrics |= {f"mixed/{source}/reward/{name}": x for name, x in rewards.items()}
@@ -83,6 +86,8 @@ def main(config_path: str) -> None:
             (folder / "checkpoints").mkdir()
             (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
             return
+    if os.environ.get("FAKE_TRAINER") == "forgets":
+        (folder / "ledger.jsonl").unlink()
 
 
 def kill_tool_server(folder: Path, url: str) -> None:

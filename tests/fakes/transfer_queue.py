@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from samplers.faults import SessionOutcome
+from samplers.uid import session_of
+
 TRAJECTORIES = 2
 
 
@@ -84,22 +87,23 @@ class World:
     ) -> dict[str, list[Any]]:
         rewards = [self.rewards[key] for key in keys]
         columns: dict[str, list[Any]] = {
-            "extra_fields": [
-                {"reward_extra_info": {"acc": reward}, "mixed": self._record(key)}
-                for key, reward in zip(keys, rewards, strict=True)
-            ],
+            "extra_fields": [{"reward_extra_info": {"acc": reward}} for reward in rewards],
             "rm_scores": [np.array([0.0, reward]) for reward in rewards],
         }
         return {name: columns[name] for name in select_fields}
 
-    def _record(self, key: str) -> dict[str, Any]:
-        lost = key in self.lost
+    def outcomes(self, partition_id: str, keys: list[str]) -> dict[str, SessionOutcome]:
+        """See `Mixture.outcomes`."""
         return {
-            "fault_tool": "search" if lost else "",
-            "fault": "HTTP 503" if lost else None,
-            "trained_tokens": 1 - lost,
-            "turns": [{"tokens": 1}],
-            "reward_parts": {"score": self.rewards[key]},
+            session_of(key): SessionOutcome(
+                is_trained=key not in self.lost,
+                is_judged=key not in self.lost,
+                is_solved=self.rewards[key] >= 1,
+                fault="tool=search, last error: HTTP 503" if key in self.lost else None,
+                reward=self.rewards[key],
+                info={"acc": self.rewards[key]},
+            )
+            for key in keys
         }
 
     def sleep(self, seconds: float) -> None:

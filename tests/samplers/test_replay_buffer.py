@@ -25,7 +25,6 @@ pytest.importorskip("verl", reason="the replay buffers are verl's")
 from verl.trainer.ppo.v1 import replay_buffer as verls
 
 from samplers import queue_view
-from samplers import replay_buffer as ours
 from samplers.replay_buffer import (
     MixedReplayBuffer,
     MixedReplayBufferAsync,
@@ -93,6 +92,7 @@ class Run:
                 max_staleness=self.max_staleness,
                 ahead=self.ahead,
                 clock=self.world.time,
+                outcomes=self.world.outcomes,
                 **self.limits,
             ),
             trainer_mode=self.mode,
@@ -192,7 +192,7 @@ class Run:
 
 def use_world(patch: pytest.MonkeyPatch, world: World) -> None:
     """Let verl's buffers and ours use the world as TransferQueue and as clock."""
-    for module in (verls, ours, queue_view):
+    for module in (verls, queue_view):
         patch.setattr(module, "tq", world)
     patch.setattr(verls, "time", world)
     patch.setattr(verls, "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS", 10**9)

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from agent_loop.records.run_folder import write_text
-from agent_loop.turns.trajectory import StopReason
+from agent_loop.records.trajectory_record import StopReason
 from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.compose import load_config

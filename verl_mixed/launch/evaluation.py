@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.evaluation.main import SAYS, Job, write_job
-from agent_loop.records.evaluation_records import RECORDS
+from agent_loop.records.evaluation_records import RECORDS, read_records, write_records
 from agent_loop.records.run_folder import write_text
 from config import child
 from config.lookup import at
@@ -104,7 +104,8 @@ def _evaluate(
             say(f"evaluating   {target.weights}")
             say(f"folder       {folder.path}")
             _run(target, environ, say, driver)
-        records = selected_records(folder.path, target.job.selection.samples)
+        made, _ = read_records(folder.path / RECORDS)
+        records = selected_records(folder.path, made, target.job.selection.samples)
         done = Evaluation(label=target.label, step=target.job.step, records=records)
         summary = summary_of(done, target.ks) | {
             "weights": target.weights,
@@ -159,10 +160,8 @@ def _refuse_other_settings(target: Target) -> None:
 
 
 def _forget_lost(path: Path) -> None:
-    from agent_loop.records.evaluation_records import read_records, write_records
-
     if path.exists():
-        write_records(path, [record for record in read_records(path) if not record.lost])
+        write_records(path, [record for record in read_records(path)[0] if not record.lost])
 
 
 def _run(

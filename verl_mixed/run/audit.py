@@ -154,11 +154,17 @@ def describe(report: RunAudit) -> list[str]:
     lines = [
         f"mask audit: {masks}",
         *([report.coverage] if report.coverage else []),
+        *([_absent_words(masks.absent)] if masks.model_tokens and masks.absent else []),
         *masks.problems[:SHOWN],
     ]
     if report.passed_over:
         lines.append(passed_over_words(report.passed_over))
     return [*describe_mixture(report.mixture), *map(printable, lines)]
+
+
+def _absent_words(absent: set[str]) -> str:
+    names = ", ".join(sorted(absent))
+    return f"  no record has {names}: older releases did not write these, and they are None"
 
 
 def describe_mixture(mixture: AuditReport) -> list[str]:

@@ -28,7 +28,7 @@ class Evaluation:
     step: int
     records: Sequence[Record]
     is_finished: bool = True
-    """Whether its last call made all records that it chose."""
+    """Whether its last call made all records that it chose, and all can be read."""
 
 
 def evaluations_of(run: Path) -> Path:
@@ -74,7 +74,8 @@ def validated_steps(run: Path) -> list[int]:
 def validations_of(run: Path, lines: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[Record]]:
     """Step -> records, of the first and the last validation in the lines of `metrics.jsonl`.
 
-    A step whose file is absent or damaged has none; a change is then computed without pairs.
+    A step whose file is absent has none; a change is then computed without pairs. A damaged line is
+    left out.
     """
     steps = [
         line["step"]
@@ -93,15 +94,15 @@ def validations_of(run: Path, lines: Sequence[Mapping[str, Any]]) -> dict[int, S
 
 @lru_cache(maxsize=8)
 def _cached(path: Path, written_ns: int, size: int) -> tuple[Record, ...]:
-    return tuple(read_records(path))
+    return tuple(read_records(path)[0])
 
 
-def selected_records(folder: Path, samples: int) -> list[Record]:
-    """The records of an evaluation's folder that its last call chose."""
+def selected_records(folder: Path, records: Sequence[Record], samples: int) -> list[Record]:
+    """Those of an evaluation's records that its last call chose."""
     chosen = {tuple(row) for row in json.loads((folder / SELECTED).read_text())}
     return [
         record
-        for record in read_records(folder / RECORDS)
+        for record in records
         if (record.source, record.row_id) in chosen and record.sample < samples
     ]
 
@@ -139,16 +140,16 @@ def named_evaluation(name: str) -> Evaluation:
 
 
 def _read(file: Path, label: str) -> Evaluation:
-    folder, is_finished = file.parent, True
+    folder = file.parent
+    records, problems = read_records(file)
+    is_finished = not problems
     if file.name == RECORDS:
-        is_finished = (folder / SUMMARY).is_file()
+        is_finished &= (folder / SUMMARY).is_file()
         try:
             samples = int(json.loads((folder / JOB).read_text())["selection"]["samples"])
-            records = selected_records(folder, samples)
+            records = selected_records(folder, records, samples)
         except FileNotFoundError:  # it was ended before it chose its rows
-            records, is_finished = read_records(file), False
-    else:
-        records = read_records(file)
+            is_finished = False
     if not records:
         raise ValueError(f"{file} has no records: the evaluation was ended before its first")
     return Evaluation(label=label, step=records[0].step, records=records, is_finished=is_finished)

@@ -4,12 +4,14 @@ verl adapter: `data.custom_cls` (trainer/ppo/utils.py at 0.9.1), and the column 
 (trainer/ppo/v1/agent_loop_tq.py:115).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from agent_loop.prompts import prompt_of
+from agent_loop.row import Row
 from config.schema import (
     TOOL_CONFIG,
     PromptConfig,
@@ -49,16 +51,18 @@ class MixedRLHFDataset(MixtureRows, RLHFDataset):
         self._tools = load_section(ToolConfig, config["tool_config"], TOOL_CONFIG)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        row = super().__getitem__(item)
-        row["row_id"] = row["extra_info"]["row_id"]
-        source = self._sources.get(row["data_source"])
-        if source is not None:
-            row["agent_name"] = source.agent or row["agent_name"]
-            template = template_of(source, row["agent_name"], self._prompts)
-            row["raw_prompt"] = prompt_of(
-                row["raw_prompt"], template, self._tools, source.system_prompt
+        row = Row.from_columns(super().__getitem__(item))
+        if not row.row_id:
+            raise ValueError(
+                f"row {item} has no extra_info.row_id; write it with `verl-mixed prepare`"
             )
+        source = self._sources.get(row.source)
+        if source is not None:
+            row = replace(row, agent=source.agent or row.agent)
+            template = template_of(source, row.agent, self._prompts)
+            messages = prompt_of(row.messages, template, self._tools, source.system_prompt)
+            row = replace(row, messages=messages)
         if not self.is_validation:
             own = source.rollout_n if source is not None else None
-            row["__rollout_n__"] = own or self.config.rollout_n
-        return row
+            row = replace(row, rollout_n=own or self.config.rollout_n)
+        return row.columns()

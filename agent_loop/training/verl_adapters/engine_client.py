@@ -147,13 +147,13 @@ class RecordingClient:
             self._client._release_server(done.result()[0], request_id=request_id)
 
 
-def current_version(client: Any, row: Mapping[str, Any]) -> int:
+def current_version(client: Any, step: int | None) -> int:
     """Version of the weights that a request of this row would get now, as far as is known here.
 
     It is the version when the row's step began, or a newer one that an answer had. It is the
     version of a trajectory that is lost before its first answer, which is not off-policy.
     """
-    return max((row.get("global_steps") or 0) - 1, getattr(client, "newest_version", 0), 0)
+    return max((step or 0) - 1, getattr(client, "newest_version", 0), 0)
 
 
 def routes_of(

@@ -15,11 +15,12 @@ from itertools import groupby
 from typing import Any
 
 from agent_loop.loop_settings import LoopSettings
+from agent_loop.records.trajectory_record import StopReason, Turn
 from agent_loop.training.verl_adapters.engine_client import EngineTurn, routes_of
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.tags import ActionKind, Tags
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Budget, Rollout, Turn
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Budget, Rollout
 from agent_loop.watchdog import current_activity
 from samplers.rows.boxed import boxed_answer
 

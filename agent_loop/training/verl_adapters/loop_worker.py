@@ -22,7 +22,6 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tensordict import NonTensorData
 from verl.experimental.agent_loop.agent_loop import (
-    AgentLoopOutput,
     DictConfigWrap,
     ToolListWrap,
     _agent_loop_registry,
@@ -39,6 +38,8 @@ from agent_loop.loop_lag import spare_full_collections
 from agent_loop.loop_settings import ROUTE_KEYS, settings_of
 from agent_loop.records.evaluation_records import RECORD, line_of
 from agent_loop.records.session_record import record_of
+from agent_loop.records.trajectory_record import StopReason
+from agent_loop.row import Row
 from agent_loop.seeds import seed_from
 from agent_loop.training.verl_adapters.engine_client import (
     EngineTurn,
@@ -56,9 +57,9 @@ from agent_loop.training.verl_adapters.foreign_loop import (
     rollouts_of,
 )
 from agent_loop.training.verl_adapters.verl_tools import client_of_trajectory, through_client
-from agent_loop.turn_agent_loop import TurnAgentLoop, check_sequences, judged_outputs
+from agent_loop.turn_agent_loop import JudgedOutput, TurnAgentLoop, check_sequences, judged_outputs
 from agent_loop.turns.codec import codec_of
-from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
 from config.agents import BLOCKS, with_blocks
@@ -109,17 +110,17 @@ class SessionRunner:
             self.settings.lag.start()
 
     async def _run(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
-    ) -> list[AgentLoopOutput]:
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], columns: dict[str, Any]
+    ) -> list[JudgedOutput]:
         """Run one session of a row, with its record of engine requests and its seeds."""
-        agent_name = row["agent_name"]
-        row = {name: value for name, value in row.items() if name != "agent_name"}
+        row = Row.from_columns(columns)
+        columns = {name: value for name, value in columns.items() if name != "agent_name"}
         turns: list[EngineTurn] = []
         token = turns_of_trajectory.set(turns)
         faults_token = faults_of_trajectory.set([])
         seeds_token = seeds_of_trajectory.set(self._seeds_of(trajectory, row))
         try:
-            outputs = await self._host(agent_name, sampling_params, row, turns)
+            outputs = await self._host(row, sampling_params, columns, turns)
             for output in outputs:
                 if self._route_shape is not None and output.routed_experts is None:
                     ids = output.prompt_ids + output.response_ids
@@ -130,36 +131,36 @@ class SessionRunner:
             seeds_of_trajectory.reset(seeds_token)
             faults_of_trajectory.reset(faults_token)
 
-    def _seeds_of(self, trajectory: dict[str, Any], row: dict[str, Any]) -> Iterator[int] | None:
+    def _seeds_of(self, trajectory: dict[str, Any], row: Row) -> Iterator[int] | None:
         """Seeds of the trajectory's requests, the same in every run with the same config."""
         if not self._is_seeded:
             return None
         if trajectory["validate"]:
-            prompt = ("val", trajectory["step"], row["data_source"], row["extra_info"]["row_id"])
+            prompt = ("val", trajectory["step"], row.source, row.row_id)
         else:
-            prompt = ("train", *prompt_of(row["uid"]))
+            prompt = ("train", *prompt_of(row.uid))
         seed = self.config.actor_rollout_ref.rollout.seed
-        own = seed_from(seed, *prompt, row["session_id"])
+        own = seed_from(seed, *prompt, row.session)
         return (seed_from(own, request) for request in itertools.count(1))
 
     async def _host(
         self,
-        agent_name: str,
+        row: Row,
         sampling_params: dict[str, Any],
-        row: dict[str, Any],
+        columns: dict[str, Any],
         turns: list[EngineTurn],
-    ) -> list[AgentLoopOutput]:
+    ) -> list[JudgedOutput]:
         """Run a loop. The outputs have reward and record, also if the loop raises."""
-        settings, source = self.settings, row["data_source"]
+        settings, source = self.settings, row.source
         tools: Any = None  # not needed for a lost trajectory, which gets no reward
         try:
-            loop = self._make_loop(agent_name)
+            loop = self._make_loop(row.agent or "")
             if isinstance(loop, TurnAgentLoop):  # has deadlines, reward and record itself
-                own = await loop.run(sampling_params, **row)
+                own: Any = await loop.run(sampling_params, **columns)
                 return own if isinstance(own, list) else [own]
             tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
             client_of_trajectory.set(tools)
-            rollouts = await self._run_foreign(loop, sampling_params, row, turns)
+            rollouts = await self._run_foreign(loop, sampling_params, row, columns, turns)
             if self._route_shape is not None:
                 for rollout in rollouts:
                     add_routes(rollout, turns, self._route_shape, source)
@@ -169,7 +170,7 @@ class SessionRunner:
             if is_being_cancelled():
                 raise
             rollouts = [self._lost(error)]  # not the loop was cancelled, but something inside it
-        version = current_version(self.llm_client, row)
+        version = current_version(self.llm_client, row.global_steps)
         judged = await judged_outputs(rollouts, row, tools, settings, version)
         for rollout, output in judged:
             pass_on(rollout, output)
@@ -179,15 +180,16 @@ class SessionRunner:
         self,
         loop: Any,
         sampling_params: dict[str, Any],
-        row: dict[str, Any],
+        row: Row,
+        columns: dict[str, Any],
         turns: list[EngineTurn],
     ) -> list[Rollout]:
         """Run another project's loop. At the deadline it is ended, and the session is lost."""
-        settings, source = self.settings, row["data_source"]
+        settings, source = self.settings, row.source
         codec = codec_of(self.tokenizer)
-        budget = settings.budget_of(source, row.get("step_deadline"))
+        budget = settings.budget_of(source, row.step_deadline)
         running = asyncio.ensure_future(
-            loop.run(settings.sampling_of(source, sampling_params), **row)
+            loop.run(settings.sampling_of(source, sampling_params), **columns)
         )
         try:
             done, _ = await asyncio.wait([running], timeout=budget.timeout_s)
@@ -287,20 +289,21 @@ class MixedAgentLoopWorker(SessionRunner, _VerlWorker):
             return
         uid, greedy = prompt["uid"], dict(sampling_params)
         apply_greedy_sampling_params(greedy)
-        row = {name: value for name, value in prompt.items() if not name.startswith("__")}
-        self._baselines[uid] = asyncio.create_task(self._baseline(greedy, trajectory, row))
+        columns = {name: value for name, value in prompt.items() if not name.startswith("__")}
+        self._baselines[uid] = asyncio.create_task(self._baseline(greedy, trajectory, columns))
         try:
             await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
         finally:
             self._baselines.pop(uid).cancel()
 
     async def _baseline(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], columns: dict[str, Any]
     ) -> float | None:
         """Reward of a greedy trajectory; None if it was lost or is masked."""
-        row |= {"session_id": "greedy"}
-        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
-            outputs = await self._run(sampling_params, trajectory, row)
+        row = Row.from_columns(columns)
+        with self.settings.watchdog.watch(row.source, row.row_id):
+            columns |= {"session_id": "greedy"}
+            outputs = await self._run(sampling_params, trajectory, columns)
         is_judged = any(any(output.response_mask) for output in outputs)
         return outputs[-1].reward_score if is_judged else None
 
@@ -310,29 +313,29 @@ class MixedAgentLoopWorker(SessionRunner, _VerlWorker):
         trajectory: dict[str, Any],
         *,
         trace: bool = True,
-        **row: Any,
+        **columns: Any,
     ) -> None:
-        lag = self.settings.lag
-        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
+        lag, row = self.settings.lag, Row.from_columns(columns)
+        with self.settings.watchdog.watch(row.source, row.row_id):
             before = lag.now()
             await self.settings.starts.enter()
-            outputs = await self._run(sampling_params, trajectory, row)
+            outputs = await self._run(sampling_params, trajectory, columns)
             lag_s = lag.since(before)
             for output in outputs:
-                output.extra_fields["mixed"]["loop_lag_s"] = lag_s
+                output.record.loop_lag_s = lag_s
             if trajectory["validate"]:
                 record = record_of(outputs, row, int(trajectory["step"]))
                 outputs[-1].extra_fields["reward_extra_info"][RECORD] = json.dumps(line_of(record))
-            if (baseline := self._baselines.get(row["uid"])) is not None:
+            if (baseline := self._baselines.get(row.uid)) is not None:
                 waits_for("baseline")
                 reward = await asyncio.shield(baseline)
                 for output in outputs:
                     output.extra_fields["reward_baseline"] = reward
             waits_for("transfer queue")
-            row.pop("agent_name")
-            session = f"{row['uid']}_{row['session_id']}"
-            self._written[row["uid"]] += [f"{session}_{place}" for place in range(len(outputs))]
-            await self._agent_loop_postprocess(outputs, trajectory["validate"], **row)
+            columns.pop("agent_name")
+            session = f"{row.uid}_{row.session}"
+            self._written[row.uid] += [f"{session}_{place}" for place in range(len(outputs))]
+            await self._agent_loop_postprocess(outputs, trajectory["validate"], **columns)
 
 
 def _register_blocks(config: DictConfig) -> None:

@@ -19,6 +19,7 @@ from verl.tools.tool_registry import load_all_tools
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route, local_route
 from agent_loop.calls.servers import Server
+from agent_loop.row import Row
 from agent_loop.toolbox.functions import LocalTool, outcome_of
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.training.verl_adapters.engine_client import faults_of_trajectory
@@ -104,7 +105,7 @@ class VerlProvider:
     async def tools(self) -> list[Tool]:
         return self._tools
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolState | None:
+    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
         return None
 
     async def close(self) -> None:

@@ -10,15 +10,17 @@ import pytest
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.environments.provider import EnvironmentProvider
+from agent_loop.row import Row
 from config.environments import EnvironmentEntry
 
 WORLDS = Path(__file__).parents[2] / "fakes" / "environments.py"
-ROW: dict[str, Any] = {
-    "data_source": "guess",
-    "raw_prompt": [{"role": "user", "content": "play"}],
-    "extra_info": {"row_id": "guess:1", "extras": '{"seed": 4}'},
-    "reward_model": {"ground_truth": '{"answer": "5"}'},
-}
+ROW = Row(
+    source="guess",
+    messages=[{"role": "user", "content": "play"}],
+    row_id="guess:1",
+    extra_info={"extras": '{"seed": 4}'},
+    came={"reward_model": {"ground_truth": '{"answer": "5"}'}},
+)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -133,7 +134,7 @@ async def test_all_episodes_of_a_row_meet_one_random_state(client: ToolClient, t
     provider = EnvironmentProvider(EnvironmentEntry(use=f"{path}:Dice"), client)
     said = []
     for row_id in ("a", "a", "b"):
-        row = {**ROW, "extra_info": {**ROW["extra_info"], "row_id": row_id}}
+        row = replace(ROW, row_id=row_id)
         episode = await provider.begin(client, row)
         said.append((episode.start.messages[0]["content"], (await episode.step(""))[0].observation))
     await provider.close()
@@ -234,6 +235,6 @@ async def test_a_reset_at_a_server_that_dies_is_tried_at_the_next(client: ToolCl
 async def test_no_more_sessions_than_allowed_start_at_once():
     served = EnvironmentServer(class_of(f"{WORLDS}:Guess"), "Guess", max_sessions=2)
     async with TestClient(TestServer(served.app())) as http:
-        asked = [http.post("/reset", json={"row": ROW | {"extras": {}}}) for _ in range(12)]
+        asked = [http.post("/reset", json={"row": ROW.visible()}) for _ in range(12)]
         answers = [(await each).status for each in asyncio.as_completed(asked)]
         assert sorted(answers) == [200, 200, *[503] * 10]

@@ -1,6 +1,5 @@
 """A session of a validation inside a run and one of an evaluation have the same record."""
 
-import json
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -64,7 +63,7 @@ def validated(kind: type[Loop], client: VerlsClient, sample: int = 1) -> Record:
     row = ROW | OWN | {"session_id": sample, "uid": "any"}
     trajectory = {"validate": True, "step": STEP}
     run_virtual(made._run_agent_loop(validation_sampling(made.config), trajectory, **row))
-    return read_record(json.loads(put[-1].extra_fields["reward_extra_info"][RECORD]))
+    return read_record(put[-1].extra_fields["reward_extra_info"][RECORD].encode())
 
 
 def test_an_evaluation_has_the_record_and_the_seeds_of_the_validation_of_its_step():

@@ -15,7 +15,8 @@ from agent_loop.gateway.server import Gateway
 from agent_loop.gateway_agent_loop import GatewayAgentLoop
 from agent_loop.rewards import judging
 from tests.agent_loop.test_passed_on import TOKENIZER, rows_of
-from tests.agent_loop.test_several_rows import audit, lines_of
+from tests.agent_loop.test_several_rows import audit, records_of
+from tests.fakes.engine import record_in
 
 AGENT = """
 import aiohttp
@@ -82,12 +83,12 @@ async def test_a_function_s_requests_are_a_row_with_the_reward_of_its_answer(
     tools: Tools, tmp_path: Path, monkeypatch: Any
 ):
     (row,) = await session_rows(CHAT, tools, tmp_path, monkeypatch)
-    record = row["extra_fields"]["mixed"]
-    assert (record["stop_reason"], record["requests"]) == ("answered", 2)
-    assert record["reward_parts"]["score"] == 1.0
+    record = record_in(row)
+    assert (record.stop_reason, record.requests) == ("answered", 2)
+    assert record.reward_parts["score"] == 1.0
     text = TOKENIZER.decode(row["responses"])
     assert text.count("ab<|im_end|>") == 2 and "sure?" in text
-    assert audit(tmp_path, lines_of([row])).ok
+    assert audit(tmp_path, records_of([row])).ok
 
 
 @pytest.mark.parametrize(
@@ -122,12 +123,12 @@ async def test_how_a_session_ends_is_typed_by_whose_doing_it_is(
     monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", soon(monkeypatch))
     code = f"async def solve(address, row):\n    {code}\n"
     rows = await session_rows(code, tools, tmp_path, monkeypatch, *["ab<|im_end|>"] * 9)
-    record = rows[-1]["extra_fields"]["mixed"]
-    assert (record["stop_reason"], record["fault_tool"]) == (stop_reason, fault_tool)
-    assert words in (record["fault"] or "")
+    record = record_in(rows[-1])
+    assert (record.stop_reason, record.fault_tool) == (stop_reason, fault_tool)
+    assert words in (record.fault or "")
     assert any(any(row["response_mask"]) for row in rows) == (stop_reason == "max_turns")
     if "0.25" in code:
-        assert record["reward_parts"]["score"] == 0.25
+        assert record.reward_parts["score"] == 0.25
 
 
 def soon(monkeypatch: Any) -> Any:
@@ -189,11 +190,11 @@ async def test_a_program_is_trained_by_its_last_line_its_file_or_its_own_reward(
     (row,) = await rows_of(
         GatewayAgentLoop, monkeypatch, "ab<|im_end|>", tools=tools, agent_settings=settings
     )
-    record = row["extra_fields"]["mixed"]
-    assert (record["stop_reason"], record["reward_parts"]["score"]) == (stop_reason, score)
-    assert words in (record["fault"] or "")
+    record = record_in(row)
+    assert (record.stop_reason, record.reward_parts["score"]) == (stop_reason, score)
+    assert words in (record.fault or "")
     if words:
-        assert "no idea" in record["fault"] and record["fault_tool"] == "loop"
+        assert "no idea" in (record.fault or "") and record.fault_tool == "loop"
 
 
 async def test_an_engine_that_fails_loses_the_session_even_if_the_agent_goes_on(
@@ -205,8 +206,8 @@ async def solve(address, row):
     return str(status)
 """
     (row,) = await session_rows(code, tools, tmp_path, monkeypatch, "")
-    record = row["extra_fields"]["mixed"]
-    assert (record["stop_reason"], record["fault_tool"]) == ("infra_error", "engine")
+    record = record_in(row)
+    assert (record.stop_reason, record.fault_tool) == ("infra_error", "engine")
 
 
 STUBBORN = """
@@ -228,7 +229,7 @@ async def test_an_agent_that_swallows_its_cancellation_is_named(
     monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", soon(monkeypatch))
     monkeypatch.setattr("agent_loop.gateway_agent_loop.END_S", 0.1)
     (row,) = await session_rows(STUBBORN, tools, tmp_path, monkeypatch)
-    assert "goes on 0.1 s after it was cancelled" in row["extra_fields"]["mixed"]["fault"]
+    assert "goes on 0.1 s after it was cancelled" in (record_in(row).fault or "")
     assert not tools.kept["gateway"]._served
 
 

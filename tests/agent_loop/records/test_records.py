@@ -1,6 +1,7 @@
 """Records of a validation, and their file across kills."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,17 @@ from agent_loop.records.evaluation_records import (
     read_records,
     write_records,
 )
-from config.disk import BrokenFile
 from tests.fakes.records import of_policy, record
 
 
 def test_a_record_is_the_same_after_it_was_written(tmp_path: Path):
     records = [record(row="é", lost=True), record(source="math", sample=1)]
     write_records(tmp_path / "0.jsonl", records)
-    assert read_records(tmp_path / "0.jsonl") == in_order(records)
+    assert read_records(tmp_path / "0.jsonl")[0] == in_order(records)
 
 
 def test_keys_of_a_newer_release_are_left_out():
-    assert read_record({**line_of(record()), "newer": 1}) == record()
+    assert read_record(json.dumps({**line_of(record()), "newer": 1}).encode()) == record()
 
 
 @given(data=st.data())
@@ -48,19 +48,30 @@ def test_an_evaluation_killed_at_any_byte_goes_on_to_the_same_file(
     second.open()
     assert set(second.records) <= {each.key for each in done}
     second.append([each for each in records if each.key not in second.records])
-    assert {each.key for each in read_records(killed)} == {each.key for each in records}
+    assert {each.key for each in read_records(killed)[0]} == {each.key for each in records}
     second.finish()
 
     assert killed.read_bytes() == whole.read_bytes()
 
 
-def test_a_damaged_line_is_named(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("damaged", "why"),
+    [
+        ('{"step": 1}', "missing required field"),
+        (json.dumps(line_of(record()) | {"reward": "high"}), r"Expected `float`, got `str`"),
+        (json.dumps(line_of(record()))[:90], "Invalid control character"),
+    ],
+)
+def test_a_damaged_line_is_named_and_the_rest_is_read(
+    damaged: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     path = tmp_path / "2.jsonl"
     line = json.dumps(line_of(record()))
-    path.write_text(f'{line}\n{{"step": 1}}\n{line}\n')
-    with pytest.raises(BrokenFile, match=r"2\.jsonl line 2: no record of a validation"):
-        read_records(path)
+    path.write_text(f"{line}\n{damaged}\n{line}\n")
+    assert read_records(path)[0] == [record()] * 2
+    (said,) = caplog.messages
+    assert said.startswith(f"{path} line 2 is left out: ") and re.search(why, said)
 
 
 def test_a_file_that_is_absent_has_no_records(tmp_path: Path):
-    assert read_records(tmp_path / "none.jsonl") == []
+    assert read_records(tmp_path / "none.jsonl")[0] == []

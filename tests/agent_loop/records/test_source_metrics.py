@@ -1,18 +1,22 @@
 """Metrics per source, counted by hand."""
 
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.records.source_metrics import (
-    TrainedTrajectory,
     eviction_metrics,
     loop_lag_metrics,
     source_metrics,
     staleness_metrics,
     validation_metrics,
 )
+from agent_loop.records.trajectory_record import Call, TrajectoryRecord, Turn
 from tests.fakes.records import record
+
+_session = count()
 
 
 def trajectory(
@@ -29,10 +33,8 @@ def trajectory(
     sampled=None,
 ):
     sampled = sum(mask) if sampled is None else sampled
-    return TrainedTrajectory(
-        key=f"{uid}_0_0",
-        uid=uid,
-        draw=0,
+    return TrajectoryRecord(
+        key=f"{uid}_{next(_session)}_0",
         source=source,
         row_id=f"{source}:0",
         reward=acc,
@@ -40,30 +42,30 @@ def trajectory(
         prompt_tokens=1,
         response_tokens=len(mask),
         trained_tokens=sum(mask),
-        record={
-            "stop_reason": stop,
-            "fault": "503" if stop in ("infra_error", "deadline") else None,
-            "fault_tool": "loop"
-            if error
-            else {"infra_error": "search", "deadline": "engine"}.get(stop, ""),
-            "loop_error": error,
-            "turns": [
-                {"generate_s": 0.5, "tools_s": 0.25, "tokens": tokens, "min_global_steps": version}
-                for tokens, version in zip(
-                    (sampled - sampled // 3, sampled // 3), versions, strict=True
-                )
-            ],
-            "calls": [
-                {
-                    "status": "rejected" if number < refused else "ok",
-                    "tool": "retrieve",
-                    "latency_s": 0.1 * (number + 1),
-                    "limiter_wait_s": 0.2,
-                    "attempts": 0 if number < refused else 1,
-                }
-                for number in range(calls)
-            ],
-        },
+        stop_reason=stop,
+        fault="503" if stop in ("infra_error", "deadline") else None,
+        fault_tool="loop"
+        if error
+        else {"infra_error": "search", "deadline": "engine"}.get(stop, ""),
+        loop_error=error,
+        turns=[
+            Turn(generate_s=0.5, tools_s=0.25, tokens=tokens, min_global_steps=version)
+            for tokens, version in zip(
+                (sampled - sampled // 3, sampled // 3), versions, strict=True
+            )
+        ],
+        calls=[
+            Call(
+                turn=1,
+                action="search",
+                status="rejected" if number < refused else "ok",
+                tool="retrieve",
+                latency_s=0.1 * (number + 1),
+                limiter_wait_s=0.2,
+                attempts=0 if number < refused else 1,
+            )
+            for number in range(calls)
+        ],
     )
 
 
@@ -118,6 +120,24 @@ def test_each_source_has_its_own_numbers():
     assert metrics["mixed/taco/infra_error_rate"] == 0
 
 
+def test_the_rows_of_a_session_are_counted_by_why_they_began():
+    first, compacted, summed_up = (trajectory("nq", "a", 1.0) for _ in range(3))
+    for place, (row, cause) in enumerate(
+        ((first, ""), (compacted, "compaction"), (summed_up, "a summary"))
+    ):
+        row.key, row.cause, row.rows = f"a_s_{place}", cause, 3
+    alone = trajectory("nq", "b", 0.0)
+    alone.cause, alone.rows = "compaction", 1
+    other = trajectory("math", "c", 0.0)
+    metrics = source_metrics([first, compacted, summed_up, alone, other])
+    assert metrics["mixed/nq/trajectories"] == 2 and metrics["mixed/nq/rows/mean"] == 2
+    assert metrics["mixed/nq/rows/compaction"] == metrics["mixed/nq/rows/a_summary"] == 0.5
+    assert not [
+        name for name in metrics if name.startswith("mixed/math/rows/") and "mean" not in name
+    ]
+    assert not [name for name in source_metrics([alone]) if name.endswith("/compaction")]
+
+
 def test_staleness_is_counted_over_trained_tokens_by_the_oldest_weights_of_each_turn():
     rows = [
         trajectory("nq", "a", 1.0, versions=(3, 4)),  # 2 tokens and 1
@@ -135,7 +155,7 @@ def test_the_lag_of_a_step_is_that_of_all_but_one_in_a_hundred_trajectories():
     rows = [trajectory("nq", f"{i}", 1.0) for i in range(300)]
     assert loop_lag_metrics(rows) == {}  # of a checkpoint of release 1.0.0
     for at, row in enumerate(rows[1:]):
-        row.record["loop_lag_s"] = 0.2 if at < 297 else 9.0
+        row.loop_lag_s = 0.2 if at < 297 else 9.0
     assert loop_lag_metrics(rows) == {"mixed/loop_lag_s/p99": pytest.approx(0.2)}
 
 
@@ -192,7 +212,7 @@ def test_each_part_of_a_reward_is_a_metric_of_its_source():
     lost = trajectory("taco", "a", 0.0, stop="infra_error")
     for each, passed in zip([*group, lost], (1.0, 0.5, 0.0), strict=True):
         parts = {"score": passed, "passed": passed, "infra_error": 0.0, "loop_error": 0.0}
-        each.record["reward_parts"] = parts
+        each.reward_parts = parts
     metrics = source_metrics([*group, lost, trajectory("nq", "b", 1.0)])
     assert metrics["mixed/taco/reward_parts/passed"] == 0.75
     assert metrics["mixed/taco/reward_parts/score"] == 0.75
@@ -204,7 +224,8 @@ def test_each_part_of_a_reward_is_a_metric_of_its_source():
 
 def test_the_interval_of_a_mean_is_over_groups_and_a_single_group_has_none():
     groups = [trajectory("nq", uid, acc) for uid, acc in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
-    twice = source_metrics(groups + groups)  # a second trajectory of a prompt says nothing new
+    again = [trajectory("nq", uid, acc) for uid, acc in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
+    twice = source_metrics(groups + again)  # a second trajectory of a prompt says nothing new
     assert twice["mixed/nq/reward/ci95"] == pytest.approx(4.30 * (1 / 3) ** 0.5 / 3**0.5)
     assert "mixed/nq/reward/ci95" not in source_metrics(groups[:1])
 

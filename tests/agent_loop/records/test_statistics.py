@@ -2,12 +2,12 @@
 
 import itertools
 import random
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent_loop.records.paired import (
     Difference,

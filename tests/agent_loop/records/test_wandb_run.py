@@ -1,11 +1,12 @@
 """The table of trajectories for Weights & Biases."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
+from agent_loop.records.trajectory_record import Call, StopReason, TrajectoryRecord, Turn
 from agent_loop.records.wandb_run import COLUMNS, log_table, shown, trajectory_rows
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout, Turn
-from tests.fakes.engine import tokens_of, trained_of
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Rollout
+from tests.fakes.engine import whole_of
 
 
 def rolled_out() -> Rollout:
@@ -18,16 +19,16 @@ def rolled_out() -> Rollout:
     return rollout
 
 
-def trained(source: str, uid: str, draw: int):
-    return replace(trained_of(rolled_out(), source, uid), draw=draw)
+def trained(source: str, uid: str, draw: int) -> TrajectoryRecord:
+    return replace(whole_of(rolled_out(), source, uid), draw=draw)
 
 
 def test_the_table_shows_the_first_prompt_of_each_source_and_who_wrote_what():
     late, early = trained("nq", "late", 7), trained("nq", "early", 2)
+    early.advantage = 0.5
     other = trained("math", "m", 9)
     chosen = shown([late, early, other], per_source=1)
-    tokens = {t.key: tokens_of(rolled_out()) for t in chosen}
-    rows = trajectory_rows(chosen, tokens, {early.key: 0.5}, lambda ids: f"prompt {ids}", step=3)
+    rows = trajectory_rows(chosen, lambda ids: f"prompt {ids}", step=3)
     table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     assert [(row["source"], row["key"]) for row in table] == [
         ("math", "m_0_0"),

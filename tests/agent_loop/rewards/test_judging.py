@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.rewards.judging import COMMON_PARTS, attempt_of, judge
+from agent_loop.records.trajectory_record import COMMON_PARTS
+from agent_loop.rewards.judging import attempt_of, judge
+from agent_loop.row import Row
 from agent_loop.training.verl_adapters.foreign_loop import rollouts_of
 from agent_loop.turns.codec import codec_of
 from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle
@@ -87,7 +89,7 @@ async def episode(
 
 
 async def reward_of(rollout: Rollout, row: Any = ROW, tools: Any = None) -> Any:
-    return await judge(rollout, row, JUDGING, tools or Tools())
+    return await judge(rollout, Row.from_columns(row), JUDGING, tools or Tools())
 
 
 LAST = ["well", "", "<answer>", "</answer>", "<answer>Rome</answer>", "<code>b</code>"]
@@ -117,7 +119,7 @@ async def test_the_model_s_own_answer_earns_its_reward(style):
 @pytest.mark.parametrize("empty", ["", " \n"])
 async def test_empty_answer_tags_are_no_answer(empty):
     rollout = await episode("inline", [f"<answer>{empty}</answer>"], "")
-    assert attempt_of(rollout, ROW, 1000).answer is None
+    assert attempt_of(rollout, Row.from_columns(ROW), 1000).answer is None
     assert (await reward_of(rollout))["format"] == 0.0
 
 
@@ -179,7 +181,10 @@ async def test_a_judge_that_is_down_loses_the_trajectory_and_gives_no_score(is_u
         asked = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Where?"}]
         async with ToolClient(NOBODY, limiter=None, max_retries=0) as tools:
             parts = await judge(
-                rollout, ROW | {"raw_prompt": asked}, replace(JUDGING, mixed=mixed), tools
+                rollout,
+                Row.from_columns(ROW | {"raw_prompt": asked}),
+                replace(JUDGING, mixed=mixed),
+                tools,
             )
     assert quoted(server.seen[0][1]) == ["Paris", "Where?"]
     assert (parts["score"], parts["infra_error"]) == ((0.7, 0.0) if is_up else (0.0, 1.0))
@@ -198,9 +203,8 @@ async def test_a_judge_that_is_down_loses_the_trajectory_and_gives_no_score(is_u
          "what?"),
     ],
 )  # fmt: skip
-async def test_the_question_is_the_last_user_message(messages, text):
-    rollout = await episode("inline", ["<answer>Paris</answer>"], "")
-    assert attempt_of(rollout, ROW | {"raw_prompt": messages}, 1000).question == text
+def test_the_question_is_the_last_user_message(messages, text):
+    assert Row.from_columns(ROW | {"raw_prompt": messages}).question == text
 
 
 @pytest.mark.parametrize("style", ["inline", "chat", "foreign"])
@@ -212,7 +216,7 @@ async def test_a_reward_is_given_all_of_the_model_s_words_and_none_of_a_tool_s(s
     else:
         rollout = await episode(style, turns, printed)
     row = ROW | {"extra_info": {"row_id": "nq:1", "extras": json.dumps({"level": 3})}}
-    attempt = attempt_of(rollout, row, 1000)
+    attempt = attempt_of(rollout, Row.from_columns(row), 1000)
     assert attempt.text.removesuffix("<|im_end|>") == "\n".join(turns)
     assert (attempt.answer, attempt.ground_truth) == ("Paris", {"target": ["Paris"]})
     assert attempt.extra_info == {"row_id": "nq:1", "extras": {"level": 3}}
@@ -238,7 +242,7 @@ async def test_calls_that_a_tool_executed_are_counted(turns, calls):
 
     rollout = await episode("inline", turns, "", environment)
     row = {**ROW, "reward_model": {"ground_truth": json.dumps({"answer": "4"})}}
-    assert attempt_of(rollout, row, 1000).tool_calls == calls
+    assert attempt_of(rollout, Row.from_columns(row), 1000).tool_calls == calls
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ async def test_calls_that_a_tool_executed_are_counted(turns, calls):
 def test_a_result_in_another_project_s_loop_is_a_call(said, calls):
     output, given = finished(said)
     rollout = rollouts_of([output], given, CODEC, SETTINGS, "nq")[0]
-    assert attempt_of(rollout, ROW, 1000).tool_calls == calls
+    assert attempt_of(rollout, Row.from_columns(ROW), 1000).tool_calls == calls
 
 
 async def test_a_source_s_terms_are_added_and_what_verl_is_given_stays_the_same_for_all():

@@ -12,6 +12,7 @@ import pytest
 
 from agent_loop.calls import servers
 from agent_loop.calls.client import ToolClient
+from agent_loop.row import Row
 from agent_loop.toolbox import mcp_servers
 from agent_loop.toolbox.mcp_client import process
 from agent_loop.toolbox.mcp_client.messages import id_of_large
@@ -341,7 +342,7 @@ async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
 async def test_each_trajectory_has_its_server_which_ends_with_it(tmp_path):
     async with opened(tmp_path, per="trajectory", slots=2) as rig:
         assert not _children()  # that of the listing has ended
-        states = [rig.provider.begin(rig.client, {}) for _ in range(2)]
+        states = [rig.provider.begin(rig.client, Row(source="shop")) for _ in range(2)]
         counts = []
         for state in states:
             assert state is not None
@@ -361,7 +362,7 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
         began = asyncio.Event()
 
         async def trajectory() -> None:
-            state = rig.provider.begin(rig.client, {})
+            state = rig.provider.begin(rig.client, Row(source="shop"))
             assert state is not None
             try:
                 tools = {tool.spec.name: tool for tool in await state.start()}
@@ -388,7 +389,7 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
 
 async def test_a_trajectory_whose_server_died_has_lost_its_state(tmp_path):
     async with opened(tmp_path, per="trajectory") as rig:
-        state = rig.provider.begin(rig.client, {})
+        state = rig.provider.begin(rig.client, Row(source="shop"))
         assert state is not None
         tools = {tool.spec.name: tool for tool in await state.start()}
         with pytest.raises(ToolUnavailable, match="ended during the call"):

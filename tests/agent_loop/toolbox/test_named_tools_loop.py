@@ -11,6 +11,7 @@ pytest.importorskip("verl")
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.native_agent_loop import NativeAgentLoop, format_of
+from agent_loop.row import Row
 from agent_loop.toolbox.own import SPECS
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.tags import Action
@@ -21,7 +22,7 @@ from tests.listening import listening
 from tool_server.app import app_runner, create_app
 from tool_server.settings import ServerSettings
 
-ROW = {"data_source": "shop", "extra_info": {"row_id": "shop:1"}, "raw_prompt": []}
+ROW = Row(source="shop", row_id="shop:1")
 ALL = ["run_code", "search", "calculate"]
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ import pytest
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.own_limits import limited, own_state_path
+from agent_loop.row import Row
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
@@ -39,9 +40,9 @@ from tool_server.wire.protocol import (
 ORDERS = Path(__file__).parents[2] / "fakes" / "orders.py"
 
 
-def row(number: int, **extras: str) -> dict[str, Any]:
-    about = {"row_id": f"shop:{number}", "extras": json.dumps(extras)}
-    return {"data_source": "shop", "raw_prompt": [], "extra_info": about}
+def row(number: int, **extras: str) -> Row:
+    info = {"extras": json.dumps(extras)}
+    return Row(source="shop", row_id=f"shop:{number}", extra_info=info)
 
 
 ROW = row(1)
@@ -61,7 +62,7 @@ class Box:
     def __init__(self, client: ToolClient, toolbox: Any) -> None:
         self.client, self.toolbox = client, toolbox
 
-    async def call(self, name: str, row: Mapping[str, Any] = ROW, **arguments: Any) -> Observation:
+    async def call(self, name: str, row: Row = ROW, **arguments: Any) -> Observation:
         """One call in a trajectory of its own."""
         async with self.toolbox.begin(self.client, row) as tools:
             return await tools.call(name, arguments)

@@ -18,6 +18,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.native_agent_loop import NativeAgentLoop
+from agent_loop.row import Row
 from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox
 from agent_loop.training.verl_adapters import loop_worker
 from agent_loop.training.verl_adapters import verl_tools as verls
@@ -32,6 +33,7 @@ from agent_loop.training.verl_adapters.verl_tools import (
 from config.schema import ToolConfig
 from rate_limit.gcra import LimiterTimeout
 from tests.agent_loop.test_passed_on import CALL, batched
+from tests.fakes.engine import record_in
 from tool_server.wire.protocol import ToolRejected, ToolTimeout, ToolUnavailable
 
 SCHEMA = {
@@ -127,7 +129,7 @@ async def called(*tools: Any, counting: Counting | None = None) -> AsyncIterator
         provider = VerlProvider(list(tools), "tools.yaml", lambda route: route, 20.0, client.clock)
         toolbox = Toolbox([OpenedProvider(provider=provider)])
         await toolbox.open()
-        async with toolbox.begin(client.for_source("shop"), {}) as mine:
+        async with toolbox.begin(client.for_source("shop"), Row(source="shop")) as mine:
             yield lambda name, **arguments: mine.call(name, arguments)
 
 
@@ -316,7 +318,7 @@ async def test_verl_s_own_loop_calls_its_tools_through_the_client(
             SimpleNamespace(set=lambda _: set_client(client.for_source("nq"))),
         )
         row = await batched("tool_agent", monkeypatch, CALL, "ab<|im_end|>")
-    record = row["extra_fields"]["mixed"]
+    record = record_in(row)
     assert counting.acquired == ([] if is_full else ["nq"])
     assert any(row["response_mask"]) is not is_full
-    assert record["fault_tool"] == ("look" if is_full else "")
+    assert record.fault_tool == ("look" if is_full else "")

@@ -1,12 +1,11 @@
 """What stops a run, or is said aloud."""
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from agent_loop.records.source_metrics import TrainedTrajectory
+from agent_loop.records.trajectory_record import StopReason, TrajectoryRecord
 from agent_loop.training.alarms import (
     MIN_GROUPS,
     MOST_LAG_S,
@@ -19,10 +18,10 @@ from agent_loop.training.alarms import (
     loop_error,
     nothing_to_train,
 )
-from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Rollout
 from samplers.faults import GroupFaults
-from tests.fakes.engine import CharTokenizer, tokens_of, trained_of
+from tests.fakes.engine import CharTokenizer, trained_of, whole_of
 
 CODEC = CharTokenizer()
 
@@ -41,24 +40,16 @@ def rolled_out(fault: str | None = None, trace: str | None = None) -> Rollout:
 
 def trajectory(
     fault: str | None = None, source: str = "nq", trace: str | None = None
-) -> TrainedTrajectory:
+) -> TrajectoryRecord:
     return trained_of(rolled_out(fault, trace), source)
 
 
 def drift(rollout: Rollout, **changes: Any) -> list[str]:
-    """The problems of a trajectory whose tokens or facts were changed on the way.
-
-    Args:
-        changes: fields of its tokens; `trained_tokens` and `state_masking` of its facts.
-    """
-    trained = trained_of(rollout)
-    trained.record["state_masking"] = changes.pop("state_masking", True)
-    trained = replace(trained, trained_tokens=changes.pop("trained_tokens", trained.trained_tokens))
-    arrays = {name: np.array(values) for name, values in changes.items()}
-    return drift_problems(trained, replace(tokens_of(rollout), **arrays), CODEC.decode)
+    """The problems of a trajectory of which some fields were changed on the way."""
+    return drift_problems(replace(whole_of(rollout), **changes), CODEC.decode)
 
 
-def step(lost: int, of: int, source: str = "nq") -> list[TrainedTrajectory]:
+def step(lost: int, of: int, source: str = "nq") -> list[TrajectoryRecord]:
     return [trajectory(f"fault {i}" if i < lost else None, source) for i in range(of)]
 
 
@@ -137,8 +128,7 @@ def test_the_message_names_the_tool_and_its_last_error():
 
 def test_a_batch_without_a_token_to_train_says_why():
     assert nothing_to_train(step(3, of=4)) is None
-    late = replace(trajectory(), trained_tokens=0)
-    late.record["stop_reason"] = str(StopReason.DEADLINE)
+    late = replace(trajectory(), trained_tokens=0, stop_reason=str(StopReason.DEADLINE))
     assert nothing_to_train([*step(2, of=2), late]) == (
         "stop reasons={'infra_error': 2, 'deadline': 1}, tool=search, last error: fault 1"
     )

@@ -18,7 +18,7 @@ from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Rollout
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
-from tests.fakes.engine import line_of, tokens_of, trained_of
+from tests.fakes.engine import whole_of
 from tests.fakes.real_tokenizers import KINDS, real_tokenizer
 
 CODEC = codec_of(real_tokenizer("pieces"))
@@ -77,8 +77,8 @@ def test_every_token_of_an_honest_loop_is_accounted_for(parts, length, kind):
     t = rollout.trajectory
     assert (t.response_ids, t.response_mask) == (output.response_ids, output.response_mask)
     assert t.log_probs == output.response_logprobs
-    assert mask_problems(line_of(rollout)) == []
-    assert drift_problems(trained_of(rollout), tokens_of(rollout), codec.decode) == []
+    assert mask_problems(whole_of(rollout)) == []
+    assert drift_problems(whole_of(rollout), codec.decode) == []
     assert sum(turn.tokens for turn in rollout.turns) == sum(output.response_mask)
 
 
@@ -162,7 +162,7 @@ def test_what_a_loop_had_at_its_deadline_is_read_from_what_it_asked_the_engine(p
         assert t.ids == [1, *output.response_ids[:last]]
     assert not any(t.response_mask) and rollout.is_lost
     assert rollout.stop_reason is StopReason.DEADLINE
-    assert mask_problems(line_of(rollout)) == []
+    assert mask_problems(whole_of(rollout)) == []
 
 
 def test_a_conversation_that_does_not_go_on_from_the_one_before_is_left_out():

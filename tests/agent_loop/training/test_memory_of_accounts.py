@@ -21,13 +21,13 @@ from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
-from agent_loop.records.trajectory_record import facts_of, pack, texts_of
+from agent_loop.records.trajectory_record import StopReason, Turn, to_columns
 from agent_loop.training import accounts, trained_batch
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.trainer import MixedSyncTrainer
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Rollout, Turn
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Rollout
 from config.schema import MixedConfig, SourceConfig
 from samplers import exact_updates
 from samplers.uid import make_uid
@@ -60,15 +60,10 @@ class Queue:
             answer="4",
             turns=[Turn(tokens=tokens, min_global_steps=0)],
         )
-        extra = {
-            "reward_extra_info": {"acc": 1.0},
-            "mixed": {
-                **facts_of(rollout),
-                "trained_tokens": tokens,
-                "state_masking": True,
-                "reward_parts": {"score": 1.0},
-            },
-        }
+        record = rollout.record()
+        record.trained_tokens, record.reward_parts = tokens, {"score": 1.0}
+        facts, texts = to_columns(record)
+        extra = {"reward_extra_info": {"acc": 1.0}, "mixed": facts}
         floats = torch.full((tokens,), -0.5)
         self.row: dict[str, Any] = {
             "prompts": torch.ones(1, dtype=torch.int64),
@@ -80,7 +75,7 @@ class Queue:
             "advantages": floats,
             "data_source": "nq",
             "row_id": "nq:0",
-            "mixed_texts": pack(texts_of(rollout)),
+            "mixed_texts": texts,
             "extra_fields": extra,
         }
 
@@ -133,7 +128,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made._sizes = lambda: None
     made.door = SimpleNamespace(ratio_errors=lambda _: {})
     made._write_ledger = lambda *_: []
-    monkeypatch.setattr(exact_updates, "lay_out", lambda batch, *_: (batch, 1, {}))
+    monkeypatch.setattr(exact_updates, "lay_out", lambda batch, *_: (batch, [batch.keys], {}))
     monkeypatch.setattr(accounts, "codec_of", lambda _: CODEC)
     monkeypatch.setattr(trained_batch, "TOKENS_AT_ONCE", PART)
     yield made

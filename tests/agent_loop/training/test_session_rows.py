@@ -330,7 +330,8 @@ def test_the_number_of_updates_stays_and_each_rank_has_as_many_rows(
     sizes = exact_updates.Sizes(ranks=ranks, update_micro=1, log_prob_micro=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact_updates, "upsample_batch_to_divisible_size", padded)
-        laid, size, _ = exact_updates.lay_out(batch, [half, half], sizes, 0)
+        laid, updates, _ = exact_updates.lay_out(batch, [half, half], sizes, 0)
+    size = len(updates[0])
     assert len(laid) == 2 * size and size % ranks == 0
     assert {key for key in laid.keys if "pad" not in key} == {*keys}
     per_rank, of_update = len(laid) // ranks, size // ranks
@@ -340,4 +341,5 @@ def test_the_number_of_updates_stays_and_each_rank_has_as_many_rows(
         for update, uids_of in enumerate(found):
             part = own[update * of_update : (update + 1) * of_update]
             uids_of |= {key.split("_")[0] for key in part if "pad" not in key}
+            assert {*part} <= {*updates[update]}
     assert not found[0] & found[1] and all(len(own) == half["nq"] for own in found)

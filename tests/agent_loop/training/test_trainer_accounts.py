@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("verl.trainer.ppo.v1")
 
@@ -22,22 +22,22 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from agent_loop.records.evaluation_records import RECORD, line_of, read_records
 from agent_loop.records.run_folder import LOCK_FILE, read_lines
-from agent_loop.records.source_metrics import TrainedTrajectory
 from agent_loop.records.token_metrics import TokenSums
+from agent_loop.records.trajectory_record import StopReason, TrajectoryRecord, Turn
 from agent_loop.training import accounts, optimizer_steps
 from agent_loop.training import trainer as module
 from agent_loop.training.alarms import FaultWindow, TooManyFaults
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import LauncherEnded
 from agent_loop.training.trainer import MixedSeparateAsyncTrainer
-from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Rollout
 from config.schema import MixedConfig
 from samplers import exact_updates
 from samplers.faults import GroupFaults
 from samplers.ledger import LedgerEntry
 from samplers.uid import make_uid, prompt_of
-from tests.fakes.engine import tokens_of, trained_of
+from tests.fakes.engine import whole_of
 from tests.fakes.records import record
 
 UPDATES, GROUPS = 2, 4
@@ -52,9 +52,9 @@ def rolled_out(fault: str | None = None) -> Rollout:
     return rollout
 
 
-def trajectory(name: str, fault: str | None = None) -> TrainedTrajectory:
+def trajectory(name: str, fault: str | None = None) -> TrajectoryRecord:
     """One of a group whose name is a letter: its number in the plan."""
-    trained = trained_of(rolled_out(fault), "nq", make_uid("nq", ord(name)))
+    trained = whole_of(rolled_out(fault), "nq", make_uid("nq", ord(name)))
     return replace(trained, draw=ord(name))
 
 
@@ -99,11 +99,11 @@ class Books:
         self,
         path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        batches: Sequence[Sequence[TrainedTrajectory]],
+        batches: Sequence[Sequence[TrajectoryRecord]],
         evicted: Sequence[GroupFaults] = (),
     ) -> None:
         self.ledger: list[list[str]] = []
-        self.read: list[TrainedTrajectory] = []
+        self.read: list[TrajectoryRecord] = []
         self.path = path
         batch_of = iter(batches)
         trainer: Any = object.__new__(MixedSeparateAsyncTrainer)
@@ -149,14 +149,18 @@ class Books:
             accounts, "read_token_sums", lambda batch: [sums_of(key) for key in batch.keys]
         )
         monkeypatch.setattr(
-            accounts, "read_tokens", lambda some: {t.key: tokens_of(rolled_out()) for t in some}
+            accounts, "read_whole", lambda some, **_: {t.key: replace(t) for t in some}
         )
-        monkeypatch.setattr(exact_updates, "lay_out", lambda batch, *_: (batch, 2, {}))
+        monkeypatch.setattr(
+            exact_updates,
+            "lay_out",
+            lambda batch, *_: (batch, [batch.keys[:1], batch.keys[1:]], {}),
+        )
         monkeypatch.setattr(module.PPOTrainerSeparateAsync, "on_step_begin", lambda _: None)
         assert module.PPOTrainerSeparateAsync.step is PPOTrainer.step
         self.trainer = trainer
 
-    def keep(self, trajectories: Sequence[TrainedTrajectory]) -> list[LedgerEntry]:
+    def keep(self, trajectories: Sequence[TrajectoryRecord]) -> list[LedgerEntry]:
         self.ledger.append([name_of(t.uid) for t in trajectories])
         return []
 
@@ -175,7 +179,7 @@ class Books:
         return [name_of(line["key"].split("_")[0]) for line in self.lines()]
 
 
-def batch(*names: str, fault: str | None = None) -> list[TrainedTrajectory]:
+def batch(*names: str, fault: str | None = None) -> list[TrajectoryRecord]:
     return [trajectory(name, fault) for name in names]
 
 
@@ -192,6 +196,7 @@ def test_every_mini_batch_of_a_step_reaches_its_accounts_and_none_of_the_next(
         assert metrics["mixed/nq/count"] == GROUPS
         assert metrics["mixed/nq/advantage_share"] == 1
         assert [line["advantage"] for line in books.lines()] == [ord(name) for name in step]
+        assert [line["update"] for line in books.lines()] == [1, 2, 2, 3]
 
 
 def test_a_mini_batch_that_stops_the_run_leaves_the_step_so_far_on_disk(
@@ -356,7 +361,7 @@ def test_a_validation_writes_its_records_and_counts_them(
     metrics = trainer._val_metrics_update(["nq"] * 3, ["a", "b", "c"], infos, [2, 2, 2])
 
     trainer._writer.flush()
-    assert read_records(tmp_path / "validation" / "8.jsonl") == records[::-1]
+    assert read_records(tmp_path / "validation" / "8.jsonl")[0] == records[::-1]
     assert seen == {"reward": [1.0, 0.0, 0.0]}
     assert metrics["val-core/nq/acc/mean@1"] == 0.5
     assert metrics["mixed/nq/val/reward/mean"] == metrics["mixed/nq/val/pass_rate"] == 0.5
@@ -368,11 +373,8 @@ def test_a_lost_trajectory_is_counted_in_the_ledger_and_lowers_no_mean() -> None
     trainer.plan = SimpleNamespace(rows=lambda source, draws: [7])
     trainer.global_steps = 3
     whole, lost = trajectory("a"), trajectory("a", "timeout")
-    turns = {"turns": [{"tokens": 2}]}
-    group = [
-        replace(whole, reward=1.0, acc=1.0, record={**whole.record, **turns}),
-        replace(lost, record={**lost.record, **turns}),
-    ]
+    turns = [Turn(tokens=2)]
+    group = [replace(whole, reward=1.0, acc=1.0, turns=turns), replace(lost, turns=turns)]
     entry = trainer._entry(make_uid("nq", ord("a")), "trained", group)
     assert (entry.trajectories, entry.judged, entry.solved) == (2, 1, 1)
     assert (entry.reward_mean, entry.row) == (1.0, 7)

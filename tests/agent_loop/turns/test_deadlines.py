@@ -17,7 +17,7 @@ from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
-from tests.fakes.engine import CharTokenizer, ScriptedGenerate, line_of
+from tests.fakes.engine import CharTokenizer, ScriptedGenerate, whole_of
 from tests.fakes.virtual_loop import run_virtual
 from tool_server.wire.protocol import ToolTimeout, ToolUnavailable
 
@@ -77,7 +77,7 @@ def test_results_come_in_the_order_of_the_actions_and_calls_run_side_by_side():
 def test_a_deadline_ends_the_trajectory_on_time_and_nothing_of_it_is_trained(limits, at_s):
     rollout, took_s = run_virtual(trajectory_of(after(a=1, b=2), limits=limits))
     assert (rollout.stop_reason, took_s) == (StopReason.DEADLINE, at_s)
-    assert mask_problems(line_of(rollout)) == []
+    assert mask_problems(whole_of(rollout)) == []
     assert rollout.is_lost and not any(rollout.trajectory.response_mask)
     name = "turn_s" if "turn_timeout_s" in limits else "trajectory_s"
     where = "in turn 1" if at_s else "before the first turn"
@@ -189,7 +189,7 @@ def assert_lost_to_the_loop(rollout: Rollout, error: str) -> None:
     assert (rollout.stop_reason, rollout.fault_tool) == (StopReason.INFRA_ERROR, "loop")
     assert error in (rollout.loop_error or "")
     assert set(rollout.trajectory.response_mask) == {0}
-    assert mask_problems(line_of(rollout)) == []
+    assert mask_problems(whole_of(rollout)) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

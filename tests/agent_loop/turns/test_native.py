@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.records.mask_audit import mask_problems
-from agent_loop.records.trajectory_record import record_of
 from agent_loop.training.alarms import drift_problems
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.codec import HFCodec, codec_of
@@ -22,7 +21,7 @@ from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.call_messages import MARKERS
 from tests.fakes.call_templates import TEMPLATES, ChatTemplate
-from tests.fakes.engine import ScriptedGenerate, tokens_of, trained_of
+from tests.fakes.engine import ScriptedGenerate, whole_of
 from tests.fakes.real_tokenizers import byte_tokenizer
 
 BUDGET = Budget(max_turns=4, response_length=4000)
@@ -190,15 +189,10 @@ def test_whatever_the_model_writes_the_mask_is_on_its_tokens_alone(
         budget=Budget(max_turns=4, response_length=room, max_turn_length=60),
     )
     trajectory = rollout.trajectory
-    record = record_of(rollout) | {
-        "response_ids": trajectory.response_ids,
-        "response_mask": trajectory.response_mask,
-        "log_probs": trajectory.log_probs,
-    }
     assert rollout.loop_error is None and len(trajectory) <= room
-    assert mask_problems(record) == []
+    assert mask_problems(whole_of(rollout)) == []
     decode = codec_of_template(template).decode
-    assert drift_problems(trained_of(rollout), tokens_of(rollout), decode) == []
+    assert drift_problems(whole_of(rollout), decode) == []
 
 
 HERMES = TEMPLATES["hermes"]

@@ -16,8 +16,9 @@ pytest.importorskip("verl")
 import torch
 
 from agent_loop.records.mask_audit import mask_problems
-from agent_loop.records.source_metrics import TrainedTrajectory, TrajectoryTokens, source_metrics
-from agent_loop.records.trajectory_record import joined, unpack
+from agent_loop.records.source_metrics import source_metrics
+from agent_loop.records.trajectory_record import TrajectoryRecord
+from agent_loop.row import Row
 from agent_loop.tool_actions import run_code
 from agent_loop.training.advantage import compute_state_masked_grpo_advantage
 from agent_loop.training.alarms import drift_problems, faults_by_group
@@ -31,6 +32,7 @@ from tests.agent_loop.rewards.test_judging import CODE_ROW, MIXED, SETTINGS, Too
 from tests.agent_loop.test_loop_worker import ROW as LOOP_ROW
 from tests.agent_loop.test_loop_worker import Hanging, VerlsClient, worker_of
 from tests.agent_loop.turns.test_deadlines import CODEC, after, raising, trajectory_of
+from tests.fakes.engine import record_in
 from tests.fakes.virtual_loop import run_virtual
 from tool_server.wire.protocol import (
     ToolCall,
@@ -155,21 +157,13 @@ SCENARIOS: dict[str, list[Scenario]] = {
 }
 
 
-def trained(output: Any, source: str, member: int = 0, reward: float = 0.0) -> TrainedTrajectory:
-    """A trajectory as the trainer reads it."""
-    return TrainedTrajectory(
-        key=f"u_{member}_0",
-        uid="u",
-        draw=0,
-        source=source,
-        row_id=f"{source}:1",
-        reward=reward,
-        acc=0.0,
-        prompt_tokens=len(output.prompt_ids),
-        response_tokens=len(output.response_ids),
-        trained_tokens=output.as_dict()["extra_fields"]["mixed"]["trained_tokens"],
-        record=output.extra_fields["mixed"],
-    )
+def trained(output: Any, source: str, member: int = 0, reward: float = 0.0) -> TrajectoryRecord:
+    """A trajectory as the trainer reads it, whole."""
+    record = record_in(output.as_dict())
+    record.key, record.source, record.row_id = f"u_{member}_0", source, f"{source}:1"
+    record.reward = reward
+    record.prompt_tokens, record.response_tokens = len(output.prompt_ids), len(output.response_ids)
+    return record
 
 
 def is_in_baseline(mask: list[int]) -> bool:
@@ -189,8 +183,8 @@ def is_in_baseline(mask: list[int]) -> bool:
 def assert_is(said: dict[str, str], output: Any, source: str) -> None:
     """The cells of a row are what the output, the metrics and the audits say."""
     trajectory = trained(output, source)
-    record, mask = joined(trajectory.record, unpack(output.mixed_texts)), output.response_mask
-    assert said["stop reason"] == f"`{record['stop_reason']}`"
+    mask = output.response_mask
+    assert said["stop reason"] == f"`{trajectory.stop_reason}`"
     assert said["mask"] == str(max(mask))
     assert said["baseline"] == ("in" if is_in_baseline(mask) else "out")
     metrics = source_metrics([trajectory])
@@ -203,16 +197,8 @@ def assert_is(said: dict[str, str], output: Any, source: str) -> None:
     assert bool(faults) == trajectory.is_lost == ("infra_errors/" in said["counted as"])
     parts = output.extra_fields["reward_extra_info"]
     assert bool(parts["infra_error"] or parts["loop_error"]) == trajectory.is_lost
-    line = {"response_ids": output.response_ids, "response_mask": mask}
-    assert mask_problems(line | {"log_probs": output.response_logprobs} | record) == []
-    tokens = TrajectoryTokens(
-        prompt_ids=np.array(output.prompt_ids),
-        response_ids=np.array(output.response_ids),
-        response_mask=np.array(mask),
-        log_probs=np.array(output.response_logprobs),
-        texts=record,
-    )
-    assert drift_problems(trajectory, tokens, CODEC.decode) == []
+    assert mask_problems(trajectory) == []
+    assert drift_problems(trajectory, CODEC.decode) == []
 
 
 def test_every_row_of_the_table_has_a_scenario():
@@ -230,7 +216,9 @@ def test_what_happens_to_a_trajectory_is_what_the_table_says(begins: str):
 
         async def judged(make: Any = make, tools: Any = tools, mixed: MixedConfig = mixed) -> Any:
             own = replace(SETTINGS, mixed=mixed)
-            return (await judged_outputs([await make()], ROW, tools, own, 0))[0][1]
+            return (await judged_outputs([await make()], Row.from_columns(ROW), tools, own, 0))[0][
+                1
+            ]
 
         output, _ = run_virtual(judged())
         assert_is(said, output, "taco")
@@ -259,7 +247,11 @@ def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(
         turns_of_trajectory.set(turns)
         watchdog = Watchdog(60.0, asyncio.get_running_loop().time)
         with watchdog.watch("nq", "nq:1"):
-            return (await worker._host("loop", {}, LOOP_ROW, turns))[-1]
+            return (
+                await worker._host(
+                    Row.from_columns(LOOP_ROW | {"agent_name": "loop"}), {}, LOOP_ROW, turns
+                )
+            )[-1]
 
     monkeypatch.setattr("agent_loop.training.verl_adapters.loop_worker.shared_client", client)
     output, _ = run_virtual(late())
@@ -271,7 +263,7 @@ def test_a_source_may_mask_what_others_train():
     settings = replace(SETTINGS, mixed=MixedConfig.model_validate(MIXED | {"sources": sources}))
 
     async def mask_of(source: str) -> int:
-        row = ROW | {"data_source": source}
+        row = Row.from_columns(ROW | {"data_source": source})
         rollouts = [await run(CODE, max_turns=1)]
         (_, output), *_ = await judged_outputs(rollouts, row, NO_TOOL, settings, 0)
         return max(output.response_mask)

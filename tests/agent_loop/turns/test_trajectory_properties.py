@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from agent_loop.turns.tags import ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Budget, Rollout
 from config.schema import ToolConfig
-from tests.fakes.engine import line_of, tokens_of, trained_of
+from tests.fakes.engine import whole_of
 from tests.fakes.episodes import Episode, episodes, play
 from tests.fakes.real_tokenizers import control_ids, real_tokenizer
 
@@ -51,8 +53,8 @@ def test_every_token_is_accounted_for_and_fits_the_budget(episode, budget, most)
     rollout = play(episode, replace(TAGS, max_actions=most), budget)
     trajectory = rollout.trajectory
     assert rollout.loop_error is None
-    assert mask_problems(line_of(rollout)) == []
-    assert drift_problems(trained_of(rollout), tokens_of(rollout), episode.codec.decode) == []
+    assert mask_problems(whole_of(rollout)) == []
+    assert drift_problems(whole_of(rollout), episode.codec.decode) == []
     assert 1 <= len(trajectory) <= budget.response_length
     assert trajectory.loss_mask(True) == trajectory.response_mask
     assert trajectory.loss_mask(False) == [int(1 in trajectory.response_mask)] * len(trajectory)
@@ -152,21 +154,25 @@ def test_what_tools_print_answers_nothing(episode, budget):
 )
 def test_the_drift_check_notices_a_change(episode, field, at):
     rollout, codec = play(episode, TAGS, LONG), episode.codec
-    tokens = tokens_of(rollout)
-    mask = tokens.response_mask
+    record: Any = whole_of(rollout)
+    mask = record.response_mask
     bits = {"token": {1}, "log-prob": {0}}.get(field, {0, 1})
     own = [i for i, bit in enumerate(mask) if bit in bits]
     assume(own)
     place = at.draw(st.sampled_from(own))
     if field == "token":
-        old = int(tokens.response_ids[place])
+        old = record.response_ids[place]
         new = at.draw(st.integers(0, 200).map(lambda shift: (old + 1 + shift) % 256))
         assume("\ufffd" not in codec.decode([old]) + codec.decode([new]) and old != new)
-        tokens.response_ids[place] = new
+        record.response_ids[place] = new
     elif field == "bit":
         mask[place] = 1 - mask[place]
     elif field == "log-prob":
-        tokens.log_probs[place] = -0.25
+        record.log_probs[place] = -0.25
     else:
-        next(s for s in tokens.texts["segments"] if s[0] == "model")[3] += "x"
-    assert drift_problems(trained_of(rollout), tokens, codec.decode)
+        of_model = next(n for n, s in enumerate(record.segments) if s.author == "model")
+        changed = msgspec.structs.replace(
+            record.segments[of_model], text="x" + record.segments[of_model].text
+        )
+        record.segments[of_model] = changed
+    assert drift_problems(record, codec.decode)

@@ -16,7 +16,7 @@ from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
 from config.schema import ToolConfig
-from tests.fakes.engine import END, CharTokenizer, ScriptedGenerate, TableEnvironment, line_of
+from tests.fakes.engine import END, CharTokenizer, ScriptedGenerate, TableEnvironment, whole_of
 
 CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
 TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER))
@@ -77,7 +77,7 @@ async def test_tokens_after_the_closing_tag_are_dropped_before_the_result_is_app
     )
     assert "and so on" not in masked_text(rollout, 1)
     assert "trailing" not in masked_text(rollout, 1)
-    assert mask_problems(line_of(rollout)) == []
+    assert mask_problems(whole_of(rollout)) == []
 
 
 async def test_an_answer_printed_by_a_tool_is_no_answer():
@@ -159,7 +159,7 @@ async def test_tokens_that_a_chat_template_replaces_leave_the_turn_and_the_gradi
     )
     assert masked_text(rollout, 1) == "<code>a</code<answer>b</answer>"
     assert masked_text(rollout, 0) == ">[c]"
-    assert mask_problems(line_of(rollout)) == []
+    assert mask_problems(whole_of(rollout)) == []
 
 
 async def test_a_long_result_is_cut_in_the_middle_and_leaves_room_for_the_answer():
@@ -243,7 +243,7 @@ async def test_whatever_the_model_says_every_mask_bit_is_accounted_for(
         budget=Budget(max_turns=max_turns, response_length=response_length, answer_reserve=4),
         filler_id=FILLER,
     )
-    assert mask_problems(line_of(rollout)) == []
+    assert mask_problems(whole_of(rollout)) == []
     assert 1 <= len(rollout.trajectory) <= response_length
     if rollout.answer is not None:
         model_text = codec.decode(
@@ -261,10 +261,11 @@ async def test_whatever_the_model_says_every_mask_bit_is_accounted_for(
 @pytest.mark.parametrize("field", ["response_mask", "log_probs", "response_ids"])
 async def test_the_mask_audit_notices_a_changed_token_mask_or_log_prob(field):
     rollout, _, _ = await play(["<code>1+1</code>", "<answer>2</answer>"], {"1+1": "2"})
-    line = line_of(rollout)
-    at = line["response_mask"].index(0) if field != "response_ids" else 3
-    line[field][at] = 1 - line[field][at] if field != "response_ids" else 99
-    assert mask_problems(line)
+    record = whole_of(rollout)
+    values: Any = getattr(record, field)
+    at = record.response_mask.index(0) if field != "response_ids" else 3
+    values[at] = 1 - values[at] if field != "response_ids" else 99
+    assert mask_problems(record)
 
 
 async def test_an_answer_without_an_end_of_its_own_is_none_where_the_turn_was_cut_short():

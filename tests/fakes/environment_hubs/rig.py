@@ -14,6 +14,7 @@ import psutil
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.environments.provider import EnvironmentProvider, Episode
+from agent_loop.row import Row
 from config.environments import EnvironmentEntry
 
 HUBS = Path(__file__).parent
@@ -21,14 +22,15 @@ ROOT = HUBS.parents[2]
 START_S = 180.0
 
 
-def row(seed: int) -> dict[str, Any]:
+def row(seed: int) -> Row:
     """A dataset's row of an environment with this seed."""
-    return {
-        "data_source": "game",
-        "raw_prompt": [{"role": "user", "content": "Play."}],
-        "reward_model": {"ground_truth": "null"},
-        "extra_info": {"row_id": f"game:{seed}", "extras": json.dumps({"seed": seed})},
-    }
+    return Row(
+        source="game",
+        messages=[{"role": "user", "content": "Play."}],
+        row_id=f"game:{seed}",
+        extra_info={"extras": json.dumps({"seed": seed})},
+        came={"reward_model": {"ground_truth": "null"}},
+    )
 
 
 class Opened:

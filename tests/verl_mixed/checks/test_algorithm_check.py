@@ -104,6 +104,6 @@ def test_groups_of_one_cannot_be_filtered(run_environ: RunEnviron) -> None:
 
 
 def test_the_parts_that_groups_are_filtered_by_are_those_of_every_source() -> None:
-    from agent_loop.rewards.judging import COMMON_PARTS
+    from agent_loop.records.trajectory_record import COMMON_PARTS
 
     assert {*FILTER_METRICS} <= {"reward", *COMMON_PARTS}

@@ -72,7 +72,7 @@ def test_an_evaluation_has_its_records_and_results_in_a_folder_of_its_own(tmp_pa
     one, said = target(tmp_path), list[str]()
     (done,) = run([one], said)
     folder = one.plan.folder.path
-    assert len(done.records) == 20 == len(read_records(folder / "records.jsonl"))
+    assert len(done.records) == 20 == len(read_records(folder / "records.jsonl")[0])
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["sources"]["nq"]["reward"]["mean"] == pytest.approx(0.4)
     assert summary["sources"]["nq"]["pass_at"].keys() == {"1", "2"}

@@ -279,7 +279,7 @@ def test_a_line_of_metrics_that_is_none_keeps_no_run_from_going_on_and_is_said(
     assert code == NOT_GOOD  # what was lost is not proven
 
 
-def test_a_complete_run_that_cannot_be_audited_says_why_and_has_its_report(
+def test_a_complete_run_with_a_damaged_file_names_its_line_and_has_its_report(
     run_environ: RunEnviron,
 ) -> None:
     folder = RunFolder(Path("runs/trial"))
@@ -289,9 +289,18 @@ def test_a_complete_run_that_cannot_be_audited_says_why_and_has_its_report(
     code, screen = start(run_environ)
 
     assert code == NOT_GOOD
-    assert "+0.30" in screen and "audit not possible: " in screen
+    assert "+0.30" in screen and "0.jsonl line 1 is left out: " in screen
+    assert "ratio audit: 3 steps" in screen
     assert "math: mean 0.50, min 0.00, max 1.00, std 0.40 in the last 3 steps" in screen
     assert folder.is_done(3) and folder.report.exists()
+
+
+def test_a_complete_run_that_cannot_be_audited_says_why(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"FAKE_TRAINER": "forgets"})
+
+    assert code == NOT_GOOD
+    assert "+0.30" in screen and "audit not possible: no " in screen
+    assert "ledger.jsonl: the run has trained no step, or lost its ledger" in screen
 
 
 def table_of(*validations: dict[str, float]) -> Table:

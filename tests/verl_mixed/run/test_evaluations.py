@@ -60,10 +60,9 @@ def test_a_damaged_validation_is_as_none_because_a_change_needs_no_pairs(tmp_pat
 
 def test_records_are_those_of_the_last_call(tmp_path: Path):
     records = [record(row=row, sample=sample) for row in "01" for sample in range(3)]
-    write_records(tmp_path / "records.jsonl", records)
     (tmp_path / "selected.json").write_text(json.dumps([["nq", "nq:1"]]))
 
-    assert [(each.row_id, each.sample) for each in selected_records(tmp_path, 2)] == [
+    assert [(each.row_id, each.sample) for each in selected_records(tmp_path, records, 2)] == [
         ("nq:1", 0),
         ("nq:1", 1),
     ]
@@ -84,6 +83,10 @@ def test_a_named_evaluation_has_the_rows_of_its_last_call_and_says_if_it_is_unfi
     assert (len(one.records), one.is_finished) == (2, False)
     (folder / "summary.json").write_text("{}")
     assert named_evaluation(str(folder / "records.jsonl")).is_finished
+    with (folder / "records.jsonl").open("a") as file:
+        file.write("{}\n")
+    one = named_evaluation(str(folder))
+    assert (len(one.records), one.is_finished) == (2, False)
 
 
 def test_summaries_are_in_order_of_steps_and_a_broken_one_is_named(tmp_path: Path):

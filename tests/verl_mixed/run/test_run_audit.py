@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_loop.records.mask_audit import MaskReport
-from agent_loop.records.run_folder import write_lines
+from agent_loop.records.trajectory_record import TrajectoryRecord, line_of
 from samplers.ledger import Ledger, LedgerEntry
 from tests.verl_mixed.conftest import RunEnviron
 from tests.verl_mixed.run_files import run_of
@@ -54,11 +54,10 @@ def test_an_audit_says_which_trajectories_have_no_file(
             **{"outcome": "trained", "trajectories": 2, "reward_mean": 0.5},
         )
         ledger.append_step(step, [entry], {})
-    line = {"turns": [], "stop_reason": "answered", "engine_turns": [], "segments": []}
-    line |= {name: [] for name in ("response_ids", "response_mask", "log_probs")}
+    (folder.path / "trajectories").mkdir(exist_ok=True)
     for step, count in files.items():
-        lines = [{**line, "key": f"a_{session}_0"} for session in range(count)]
-        write_lines(folder.path / "trajectories" / f"{step}.jsonl", lines)
+        lines = [line_of(TrajectoryRecord(step=step, key=f"a_{n}_0")) for n in range(count)]
+        (folder.path / "trajectories" / f"{step}.jsonl").write_bytes(b"".join(lines))
     config = load_config(folder.config)
     config["mixed"] |= {"trajectory_keep": 2, "trajectory_sample_step": 16}
 

@@ -19,15 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent_loop.calls.limiter import limiter_metrics
 from agent_loop.records.exposition import Exposition, series_of
 from agent_loop.records.source_metrics import (
-    TrainedTrajectory,
     eviction_metrics,
     loop_lag_metrics,
     source_metrics,
     validation_metrics,
 )
 from agent_loop.records.token_metrics import TokenSums, token_metrics
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout, Turn
+from agent_loop.records.trajectory_record import Call, StopReason, TrajectoryRecord, Turn
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Rollout
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.ray_limiter import RayRateLimiter
 from rate_limit.snapshot import Snapshot, SourceSnapshot
@@ -80,14 +80,14 @@ def exported_in(scraped: str) -> dict[str, set[str]]:
     return dict(found)
 
 
-def trajectory(uid: str) -> TrainedTrajectory:
+def trajectory(uid: str) -> TrajectoryRecord:
     rollout = Rollout(trajectory=Trajectory([1]), stop_reason=StopReason.ANSWERED, answer="4")
     rollout.trajectory.add_model_tokens([5, 6], [-0.5, -0.1])
     call = Call(turn=1, action="code", arguments="1 + 3", tool="calculate", status="ok", attempts=1)
     rollout.calls.append(call)
     rollout.turns.append(Turn(tokens=2, min_global_steps=0, max_global_steps=0))
     trained = trained_of(rollout, "math", uid)
-    trained.record["loop_lag_s"] = 0.01
+    trained.loop_lag_s = 0.01
     return trained
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent_loop.environments.episode import Start
+from agent_loop.row import Row
 from config.environments import ENVIRONMENT_LOOP, EnvironmentEntry
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, PromptConfig, SourceConfig, ToolConfig
@@ -91,21 +92,21 @@ def start_of_source(config: Mapping[str, Any], name: str) -> Start | str | None:
     return None if row is None else _begun(_Trial(source.environment, row, tools))
 
 
-def _first_row(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+def _first_row(config: Mapping[str, Any], name: str) -> Row | None:
     for file in sound_files(files_at(config, "data.train_files")):
         for _, rows in batches(file, _COLUMNS):
             for row in rows:
                 if row["data_source"] == name:
-                    return {**row, "raw_prompt": row["prompt"]}
+                    return Row.from_columns({**row, "raw_prompt": row["prompt"]})
     return None
 
 
 class _Trial:
     """What an episode depends on; each is begun once in a process."""
 
-    def __init__(self, entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConfig) -> None:
+    def __init__(self, entry: EnvironmentEntry, row: Row, tools: ToolConfig) -> None:
         self.entry, self.row, self.tools = entry, row, tools
-        self._key = entry.model_dump_json() + json.dumps(row, default=str)
+        self._key = entry.model_dump_json() + json.dumps(row.columns(), default=str)
 
     def __hash__(self) -> int:
         return hash(self._key)

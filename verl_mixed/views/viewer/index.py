@@ -17,9 +17,9 @@ import msgspec
 
 from agent_loop.records.mask_audit import session_problems
 from agent_loop.records.run_folder import trajectory_files
+from agent_loop.records.trajectory_record import TrajectoryRecord, read_line
 from verl_mixed.views.viewer.database import has_words, open_database
 from verl_mixed.views.viewer.filters import Filter, bare, words_of
-from verl_mixed.views.viewer.records import IndexEntry, Kind, Record, read_line
 from verl_mixed.views.viewer.tree import as_tree
 
 _COLUMNS = (
@@ -124,19 +124,15 @@ class Index:
             OSError, ValueError: the file or a line cannot be read.
         """
         rows = self.rows(Filter(session=name), limit=1)
-        entries = [self._line(row["id"], IndexEntry) for row in rows]
-        return rows, session_problems([msgspec.to_builtins(entry) for entry in entries])
+        return rows, session_problems([self.record(row["id"]) for row in rows])
 
-    def record(self, identity: str) -> Record:
+    def record(self, identity: str) -> TrajectoryRecord:
         """A trajectory, read from its file.
 
         Raises:
             KeyError: no trajectory has this id.
             OSError, ValueError: the file or the line cannot be read.
         """
-        return self._line(identity, Record)
-
-    def _line(self, identity: str, kind: type[Kind]) -> Kind:
         stem, _, line = identity.rpartition(".")
         place = self._database.execute(
             "SELECT file, start FROM trajectories WHERE file = ? AND line = ?",
@@ -147,7 +143,7 @@ class Index:
         file, start = place
         with (self.folder / file).open("rb") as lines:
             lines.seek(start)
-            return read_line(lines.readline(), kind)
+            return read_line(lines.readline())
 
     def counts(self, column: Literal["source", "stop_reason"]) -> dict[str, int]:
         """Source or stop reason -> number of trajectories."""
@@ -217,7 +213,7 @@ class Index:
             self._database.execute("INSERT INTO files VALUES (?, ?, ?)", read)
             for number, start, line in _whole_lines(lines, stat.st_size):
                 try:
-                    entry = read_line(line, IndexEntry)
+                    entry = read_line(line)
                 except ValueError as error:
                     self._complain(name, number, str(error))
                 else:
@@ -235,11 +231,11 @@ class Index:
         problem = [name, number, _storable(why)]
         self._database.execute("INSERT INTO unreadable VALUES (?, ?, ?)", problem)
 
-    def _add(self, name: str, number: int, start: int, entry: IndexEntry) -> None:
-        whole = sum(length for _, _, length, _ in entry.segments)
-        model = sum(length for author, _, length, _ in entry.segments if author == "model")
+    def _add(self, name: str, number: int, start: int, entry: TrajectoryRecord) -> None:
+        whole = sum(s.length for s in entry.segments)
+        model = sum(s.length for s in entry.segments if s.author == "model")
         values = msgspec.structs.asdict(entry) | {
-            "group": entry.group,
+            "group": entry.uid,
             "session": entry.session,
             "request": entry.request,
             "masked": entry.why_masked,
@@ -254,7 +250,7 @@ class Index:
             f"INSERT INTO trajectories (file, line, start, {_ROW}) VALUES ({marks})",
             [name, number, start, *(_storable(values[column]) for column in _COLUMNS)],
         )
-        text = _storable(bare("\n".join(text for _, _, _, text in entry.segments)))
+        text = _storable(bare("\n".join(s.text for s in entry.segments)))
         self._database.execute(
             "INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, text]
         )

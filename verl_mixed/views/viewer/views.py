@@ -3,14 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-import msgspec
+from msgspec.structs import asdict
 
 from agent_loop.records.mask_audit import mask_problems
+from agent_loop.records.trajectory_record import TrajectoryRecord
 from verl_mixed.views.viewer.index import OUTCOMES, Index
-from verl_mixed.views.viewer.records import Record
 from verl_mixed.views.viewer.tokens import Decode, token_texts
 
 _OF_TREE = ("id", "key", "depth", "cause", "length", "trained")
@@ -32,7 +31,7 @@ def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
 
 def trajectory_view(
     identity: str,
-    record: Record,
+    record: TrajectoryRecord,
     decode: Decode | None,
     rows: Sequence[Mapping[str, Any]] = (),
     session_problems: Iterable[str] = (),
@@ -43,9 +42,9 @@ def trajectory_view(
         identity: file and line, `7.13`.
         rows: those of its session, and the problems of the session; see `Index.session`.
     """
-    facts = msgspec.structs.asdict(record)
+    facts = asdict(record)
     counts = counts_of(record)
-    problems = [*count_problems(counts), *mask_problems(facts)]
+    problems = [*count_problems(counts), *mask_problems(record)]
     problems += [f"session: {problem}" for problem in session_problems]
     prompt, texts = None, None
     if decode is not None:
@@ -59,7 +58,7 @@ def trajectory_view(
                 problems.append("tokens decoded one by one differ from the decoded response")
     return {
         "id": identity,
-        "group": record.group,
+        "group": record.uid,
         **{
             name: _plain(facts[name])
             for name in (
@@ -79,10 +78,10 @@ def trajectory_view(
     }
 
 
-def counts_of(record: Record) -> dict[str, int]:
+def counts_of(record: TrajectoryRecord) -> dict[str, int]:
     """Numbers of tokens: by author, in the mask, and to be trained."""
-    model = sum(length for author, _, length, _ in record.segments if author == "model")
-    tool = sum(length for author, _, length, _ in record.segments if author != "model")
+    model = sum(s.length for s in record.segments if s.author == "model")
+    tool = sum(s.length for s in record.segments if s.author != "model")
     with_mask = model if record.state_masking else len(record.response_ids)
     to_train = 0 if record.why_masked else with_mask
     return {
@@ -109,21 +108,25 @@ def count_problems(counts: Mapping[str, int]) -> list[str]:
     return problems
 
 
-def _segments(record: Record) -> list[dict[str, Any]]:
+def _segments(record: TrajectoryRecord) -> list[dict[str, Any]]:
     """The segments with their turns; the times and calls of a turn are in its model segment."""
     calls: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for call in record.calls:
         calls[call.turn].append(_plain(asdict(call)))
     shown: list[dict[str, Any]] = []
     turn = 0
-    for author, start, length, text in record.segments:
-        segment: dict[str, Any] = {"author": author, "start": start, "length": length}
-        if author == "model":
+    for part in record.segments:
+        segment: dict[str, Any] = {
+            "author": part.author,
+            "start": part.start,
+            "length": part.length,
+        }
+        if part.author == "model":
             turn += 1
             if turn <= len(record.turns):
                 segment["times"] = _plain(asdict(record.turns[turn - 1]))
             segment["calls"] = calls.pop(turn, [])
-        shown.append({**segment, "turn": turn, "text": text})
+        shown.append({**segment, "turn": turn, "text": part.text})
     left = [call for of_turn in calls.values() for call in of_turn]
     if left:  # of turns without a token
         shown.append(

@@ -8,9 +8,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_loop.records.run_folder import write_lines
-from agent_loop.records.trajectory_record import record_of
-from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout, Turn
+from agent_loop.records.trajectory_record import Call, StopReason, Turn, line_of
+from agent_loop.turns.trajectory import Trajectory
+from agent_loop.turns.turn_loop import Rollout
 from tests.fakes.real_tokenizers import real_tokenizer
 
 SPOKEN = [
@@ -56,23 +56,14 @@ def line(
     if stop_reason in (StopReason.INFRA_ERROR, StopReason.DEADLINE):
         rollout.lose("engine", "503", stop_reason)
         trajectory.without_gradient()
-    return {
-        "step": step,
-        "key": f"{step:08x}.{draw}.{source}_{member}_{index}",
-        "source": source,
-        "row_id": f"{source}:{draw:016x}",
-        "draw": draw,
-        "reward": reward,
-        "acc": float(reward >= 1),
-        "prompt_ids": trajectory.prompt_ids,
-        "response_ids": trajectory.response_ids,
-        "response_mask": trajectory.response_mask,
-        "log_probs": trajectory.log_probs,
-        **record_of(rollout),
-        "reward_parts": {"score": reward},
-        "state_masking": True,
-        **more,
-    }
+    record = rollout.record()
+    record.step, record.key = step, f"{step:08x}.{draw}.{source}_{member}_{index}"
+    record.source, record.row_id, record.draw = source, f"{source}:{draw:016x}", draw
+    record.reward, record.acc = reward, float(reward >= 1)
+    record.reward_parts = {"score": reward}
+    record.prompt_ids, record.response_ids = trajectory.prompt_ids, trajectory.response_ids
+    record.response_mask, record.log_probs = trajectory.response_mask, trajectory.log_probs
+    return json.loads(line_of(record)) | more
 
 
 def session(

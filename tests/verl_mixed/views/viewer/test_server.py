@@ -154,14 +154,3 @@ async def test_files_that_grow_or_go_are_followed(tmp_path: Path, serve: Serve):
             assert (await answer.json())["total"] == 2
         async with session.get(f"{url}/api/trajectories/1.1") as answer:
             assert answer.status == 404 and "removed" in (await answer.json())["error"]
-
-
-async def test_a_line_that_only_the_index_can_read_is_said(tmp_path: Path, serve: Serve):
-    run_dir = write_run(tmp_path / "run", [line(response_ids="no list")])
-    async with (
-        serve(run_dir) as url,
-        aiohttp.ClientSession() as session,
-        session.get(f"{url}/api/trajectories/1.1") as answer,
-    ):
-        assert answer.status == 422
-        assert "response_ids" in (await answer.json())["error"]

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from agent_loop.turns.trajectory import StopReason
-from agent_loop.turns.turn_loop import Call
+from agent_loop.records.trajectory_record import Call, StopReason, read_line
 from tests.fakes.real_tokenizers import real_tokenizer
 from tests.verl_mixed.views.viewer.episodes import line
-from verl_mixed.views.viewer.records import Record, read_line
 from verl_mixed.views.viewer.views import trajectory_view
 
 
@@ -18,7 +16,7 @@ def decode(ids: Any) -> str:
 
 
 def view(record: dict[str, Any]) -> dict[str, Any]:
-    shown = trajectory_view("1.1", read_line(json.dumps(record).encode(), Record), decode)
+    shown = trajectory_view("1.1", read_line(json.dumps(record).encode()), decode)
     json.dumps(shown, allow_nan=False)
     return shown
 
