@@ -6,6 +6,7 @@ A mean over all sources hides which source improved, so every metric here belong
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from statistics import fmean
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from agent_loop.records.evaluation_records import Record
 from agent_loop.records.intervals import half_width95
 from agent_loop.records.trajectory_record import TRUNCATED, Call, StopReason, TrajectoryRecord
+
+Kind = TypeVar("Kind", TrajectoryRecord, Record)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -69,8 +72,8 @@ def source_metrics(rows: Sequence[TrajectoryRecord]) -> dict[str, float]:
     return metrics | _of_tools("mixed/tools", sessions)
 
 
-def _by_source(records: Iterable[TrajectoryRecord]) -> dict[str, list[TrajectoryRecord]]:
-    by_source: dict[str, list[TrajectoryRecord]] = defaultdict(list)
+def _by_source(records: Iterable[Kind]) -> dict[str, list[Kind]]:
+    by_source: dict[str, list[Kind]] = defaultdict(list)
     for record in records:
         by_source[record.source].append(record)
     return by_source
@@ -252,11 +255,8 @@ def validation_metrics(records: Sequence[Record]) -> dict[str, float]:
     It counts only in `infra_error_rate`. A source whose trajectories were all lost has no reward
     and no pass rate.
     """
-    by_source: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_source[record.source].append(record)
     metrics: dict[str, float] = {}
-    for source, own in sorted(by_source.items()):
+    for source, own in sorted(_by_source(records).items()):
         judged = [record for record in own if not record.lost]
         values: dict[str, float] = {}
         if judged:

@@ -302,7 +302,7 @@ class TrajectoryRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         return "truncated" if is_masked else None
 
     @property
-    def loss(self) -> str:
+    def lost_to(self) -> str:
         """Tool and error of a lost trajectory."""
         return f"tool={self.fault_tool}, last error: {self.fault}"
 

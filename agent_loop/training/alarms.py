@@ -86,7 +86,7 @@ def faults_by_group(trajectories: Iterable[TrajectoryRecord]) -> list[GroupFault
         GroupFaults(
             source=own[0].source,
             trajectories=len(own),
-            faults=tuple(t.loss for t in own if t.is_lost),
+            faults=tuple(t.lost_to for t in own if t.is_lost),
         )
         for own in groups_of(trajectories).values()
     ]

@@ -203,7 +203,7 @@ def read_outcomes(partition_id: str, keys: list[str]) -> dict[str, SessionOutcom
             is_trained=trained[session] > 0,
             is_judged=record.is_judged,
             is_solved=float(info.get("acc", 0.0)) >= 1,
-            fault=record.loss if record.is_lost else None,
+            fault=record.lost_to if record.is_lost else None,
             reward=float(record.reward_parts["score"]),
             info=info,
         )
