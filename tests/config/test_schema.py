@@ -16,6 +16,7 @@ from config.schema import (
     ToolConfig,
     load_section,
 )
+from verl_mixed.run.compose import compose_config
 
 TOOLS: dict[str, Any] = {"server_url": "http://127.0.0.1:8100"}
 
@@ -80,3 +81,9 @@ def test_a_tag_that_is_empty_or_part_of_another_is_refused(field):
 
 def test_training_on_tool_output_is_possible_for_an_ablation():
     assert not load_section(ToolConfig, TOOLS | {"state_masking": False}, "t").state_masking
+
+
+def test_every_key_of_the_schema_is_one_that_a_user_can_set():
+    """A key that the composed config lacks is refused as unknown."""
+    mixed = compose_config([]).mixed
+    assert MixedConfig.model_fields.keys() - mixed.keys() == {"agent_loops"}  # users name its keys
