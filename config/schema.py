@@ -581,7 +581,7 @@ class MixedConfig(Section):
 
     trajectory_token_values: bool = False
     """Whether trajectory files hold the old log-prob and the importance weight of every trained
-    token, and not only their sum and hash for each row. A file grows by half and more."""
+    token, and not only their sum and hash for each row: some 20 bytes a value."""
 
     wandb_artifacts: bool = False
     """Whether each checkpoint and each step's trajectory file becomes an artifact at Weights &
