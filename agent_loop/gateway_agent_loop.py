@@ -2,8 +2,8 @@
 
 Each session has an address that speaks OpenAI's and Anthropic's protocols (`agent_loop.gateway`).
 An agent, a command or a function, is given the address and the row, and asks the policy what it
-likes. Its requests become the sequences of the session. The session ends when the agent ends, at
-its deadline, or when its budget of turns is used up.
+likes. Its requests become the sequences of the session. The session ends when the agent ends, or at
+its deadline. An agent that goes on after its turns are used up is stopped a little later.
 """
 
 import asyncio
@@ -88,7 +88,9 @@ class GatewayAgentLoop(NamedToolsLoop):
                 await asyncio.wait(
                     {agent, over}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                is_late = not agent.done() and not over.done()
+                has_ended = agent.done()
+                is_told_to_end = session.exhausted == StopReason.MAX_TURNS
+                is_late = not (has_ended or over.done() or is_told_to_end)
             finally:
                 agent.cancel()
                 over.cancel()
@@ -111,10 +113,10 @@ class GatewayAgentLoop(NamedToolsLoop):
                 last.lose_to_deadline("turn_s", self._budget.turn_timeout_s, activity)
             elif is_late:
                 last.lose_to_deadline(self._budget.timeout_name, self._budget.timeout_s, activity)
-            elif session.exhausted is not None:
-                last.stop_reason = session.exhausted
+            elif session.is_cut:  # what the agent made of a cut message is no answer
+                last.stop_reason = StopReason.RESPONSE_BUDGET
             else:
-                self._take_answer(last, session, agent)
+                self._take_answer(last, session, agent if has_ended else None)
         for rollout in rollouts:
             rollout.trajectory.finish(self.tokenizer.eos_token_id)
         if last.is_lost:
@@ -122,13 +124,16 @@ class GatewayAgentLoop(NamedToolsLoop):
         return rollouts
 
     def _take_answer(
-        self, last: Rollout, session: Session, agent: "asyncio.Future[str | float | None]"
+        self, last: Rollout, session: Session, agent: "asyncio.Future[str | float | None] | None"
     ) -> None:
-        """The answer and the reward of an agent that ended by itself.
+        """The answer and the reward of an agent that ended by itself, or (None) was stopped.
 
-        Raises what the agent raised.
+        Raises what the agent raised, unless a budget was used up: clients raise when refused.
         """
-        said = agent.result()
+        said = None
+        if agent is not None:
+            has_failed = agent.cancelled() or agent.exception() is not None
+            said = None if has_failed and session.exhausted else agent.result()
         if isinstance(said, str) and session.answer is None:
             session.answer = said
         elif said is not None and not isinstance(said, str):
@@ -137,7 +142,8 @@ class GatewayAgentLoop(NamedToolsLoop):
             last.verdict = {"score": session.reward}
         last.answer = session.answer
         has_answered = session.answer is not None or session.reward is not None
-        last.stop_reason = StopReason.ANSWERED if has_answered else StopReason.NO_ACTION
+        without = session.exhausted or StopReason.NO_ACTION
+        last.stop_reason = StopReason.ANSWERED if has_answered else without
 
     async def _agent(
         self, gateway: Gateway, address: Address, row: dict[str, Any]

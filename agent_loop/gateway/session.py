@@ -38,6 +38,11 @@ from tool_server.wire.protocol import ToolError
 MOST_IGNORED = 50
 """Names of ignored fields that are kept of one session."""
 
+WIND_UP_S = 10.0
+"""Time for the agent to end by itself after the first request that `max_turns` refused. Posting an
+answer or ending a program takes less than a second, also on a busy host; an agent that only asks
+again holds up its batch for this long."""
+
 
 class Engine(Protocol):
     """The rollout engine, with the sampling parameters of the source."""
@@ -108,6 +113,9 @@ class Session:
     exhausted: StopReason | None = None
     """The budget that the agent used up."""
 
+    is_cut: bool = False
+    """Whether a limit of the run cut the model's last message, and no request was refused since."""
+
     fault: ToolError | None = None
     """The first fault of the infrastructure."""
 
@@ -118,7 +126,8 @@ class Session:
     """What the code of the gateway or of a tool raised."""
 
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when nothing that the agent does can count any more."""
+    """Set to stop the agent: the session is lost, or it is `WIND_UP_S` since its turns were used
+    up."""
 
     is_closed: bool = False
     ignored: set[str] = field(default_factory=set[str])
@@ -132,6 +141,8 @@ class Session:
     """Calls of tools before the first request."""
 
     _requests: int = 0
+    """Requests that reached the engine: each is a turn."""
+
     _calls: int = 0
 
     def __post_init__(self) -> None:
@@ -193,13 +204,13 @@ class Session:
                 param="messages",
             )
         if self._requests >= self.budget.max_turns:
-            self.over.set()
+            if self.exhausted != StopReason.MAX_TURNS:  # the first refusal of this kind
+                asyncio.get_running_loop().call_later(WIND_UP_S, self.over.set)
             raise self._used_up(
                 StopReason.MAX_TURNS,
                 f"this session has had its {self.budget.max_turns} messages of the model "
                 "(max_turns of the source)",
             )
-        self._requests += 1
 
     def _temperature(self, request: ModelRequest) -> float:
         asked, common = request.sampling.get("temperature"), self.temperature
@@ -228,6 +239,7 @@ class Session:
                 "left",
                 code="context_length_exceeded",
             )
+        self._requests += 1  # nothing was awaited since `_check`, so there is a turn left
         sequence.last_request = self._requests
         self._hand_over_calls(rollout)
         if continuation.added:
@@ -269,8 +281,8 @@ class Session:
         text, is_whole = append_turn(trajectory, generated, language, codec)
         turn.tokens = trajectory.segments[-1].length
         if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
-            is_cut = not is_whole and turn.tokens >= own_limit
-            self.exhausted = StopReason.RESPONSE_BUDGET if is_cut else None
+            self.is_cut = not is_whole and turn.tokens >= own_limit
+            self.exhausted = StopReason.RESPONSE_BUDGET if self.is_cut else None
         return self._told(request, text, trajectory, continuation.read, is_whole, in_reasoning)
 
     def _room(self, trajectory: Trajectory) -> int:
@@ -345,7 +357,7 @@ class Session:
                 self.ignored.add(name[:80])
 
     def _used_up(self, reason: StopReason, words: str, code: str = "budget") -> WireError:
-        self.exhausted = reason
+        self.exhausted, self.is_cut = reason, False
         return WireError(f"{words}; end the session with what there is", code=code)
 
     def lose(self, error: ToolError) -> WireError:

@@ -27,6 +27,11 @@ async def ask(address, messages, **fields):
         async with http.post(f"{address.openai}/chat/completions", json=body) as answer:
             return answer.status, await answer.json()
 
+async def post(address, **verdict):
+    async with aiohttp.ClientSession() as http:
+        async with http.post(address.reward, json=verdict) as answer:
+            answer.raise_for_status()
+
 """
 
 CHAT = """
@@ -129,6 +134,92 @@ async def test_how_a_session_ends_is_typed_by_whose_doing_it_is(
     assert any(any(row["response_mask"]) for row in rows) == (stop_reason == "max_turns")
     if "0.25" in code:
         assert record.reward_parts["score"] == 0.25
+
+
+REFUSED = """
+import asyncio
+
+async def solve(address, row):
+    {before}
+    {requests}
+    status, body = await ask(address, [*row["prompt"], *row["prompt"]])
+    assert status == 400 and "end the session with what there is" in body["error"]["message"]
+    {after}
+"""
+MAX_TURNS = "for _ in range(3): await ask(address, row['prompt'])"
+CUT = "so " * 600
+CONTEXT = "row['prompt'] = [{'role': 'user', 'content': 'word ' * 600}]"
+
+
+@pytest.mark.parametrize(
+    ("requests", "before", "after", "stop_reason", "score"),
+    [
+        (MAX_TURNS, "", "return 'ab'", "answered", 1.0),
+        (MAX_TURNS, "", "await post(address, answer='ab')", "answered", 1.0),
+        (MAX_TURNS, "await post(address, reward=0.25)", "", "answered", 0.25),
+        (MAX_TURNS, "await post(address, reward=0.25)", "raise KeyError", "answered", 0.25),
+        (MAX_TURNS, "", "", "max_turns", 0.0),
+        (MAX_TURNS, "", "raise KeyError('choices')", "max_turns", 0.0),
+        (CONTEXT, "", "return 'ab'", "answered", 1.0),
+        (CONTEXT, "await post(address, reward=0.25)", "raise KeyError", "answered", 0.25),
+        (CONTEXT, "", "raise KeyError('choices')", "response_budget", 0.0),
+    ],
+)
+async def test_an_agent_that_is_told_to_end_is_judged_by_what_there_is(
+    requests: str,
+    before: str,
+    after: str,
+    stop_reason: str,
+    score: float,
+    tools: Tools,
+    tmp_path: Path,
+    monkeypatch: Any,
+):
+    code = REFUSED.format(requests=requests, before=before, after=after)
+    texts = ["so<|im_end|>", "so<|im_end|>", CUT]
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts)
+    record = record_in(rows[-1])
+    assert (record.stop_reason, record.reward_parts["score"]) == (stop_reason, score)
+    assert record.fault is None
+
+
+@pytest.mark.parametrize(
+    ("wind_up_s", "before", "stop_reason"),
+    [
+        (0.0, "await post(address, answer='ab')", "answered"),
+        (1e6, "", "max_turns"),  # until the deadline
+    ],
+)
+async def test_an_agent_that_goes_on_after_it_was_told_to_end_is_stopped(
+    wind_up_s: float,
+    before: str,
+    stop_reason: str,
+    tools: Tools,
+    tmp_path: Path,
+    monkeypatch: Any,
+):
+    monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", wind_up_s)
+    if wind_up_s:
+        monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", soon(monkeypatch))
+    after = """try:
+        while True: await ask(address, row["prompt"])
+    except asyncio.CancelledError:
+        return "too late"
+"""
+    code = REFUSED.format(requests=MAX_TURNS, before=before, after=after)
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, *["so<|im_end|>"] * 3)
+    record = record_in(rows[-1])
+    assert (record.stop_reason, record.fault) == (stop_reason, None)
+    assert record.answer == ("ab" if before else None)
+    assert any(any(row["response_mask"]) for row in rows)
+
+
+async def test_what_an_agent_makes_of_a_message_that_was_cut_is_no_answer(
+    tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    code = "async def solve(address, row):\n    return str(await ask(address, row['prompt']))\n"
+    (row,) = await session_rows(code, tools, tmp_path, monkeypatch, CUT)
+    assert (record_in(row).stop_reason, record_in(row).answer) == ("response_budget", None)
 
 
 def soon(monkeypatch: Any) -> Any:

@@ -245,12 +245,35 @@ def refused(session: Session, messages: list[Any], **fields: Any) -> WireError:
     return caught.value
 
 
-def test_an_agent_that_used_up_its_turns_is_truncated_and_over():
+async def test_an_agent_that_used_up_its_turns_is_stopped_when_it_had_time_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 0.0)
+    session = session_of("hermes", ["so<|im_end|>"])
+    session.budget = replace(session.budget, max_turns=1)
+    asked = chat_completions.parse({"model": "any", "messages": [USER]})
+    await session.reply(asked)
+    for _ in range(2):
+        with pytest.raises(WireError, match="end the session with what there is"):
+            await session.reply(asked)
+    assert session.exhausted == StopReason.MAX_TURNS and not session.over.is_set()
+    await asyncio.wait_for(session.over.wait(), 60)
+
+
+async def test_requests_side_by_side_have_the_turns_of_requests_one_after_the_other():
     session = session_of("hermes", ["so<|im_end|>"] * 9)
-    for _ in range(9):
-        ask(session, [USER])
-    assert refused(session, [USER]).code == "budget"
-    assert session.exhausted == StopReason.MAX_TURNS and session.over.is_set()
+    engine = session.engine
+
+    async def slow(*args: Any, **how: Any) -> Generated:
+        await asyncio.sleep(0)
+        return await engine(*args, **how)
+
+    session.engine = slow
+    asked = chat_completions.parse({"model": "any", "messages": [USER]})
+    asking = (session.reply(asked) for _ in range(12))
+    replies = await asyncio.gather(*asking, return_exceptions=True)
+    assert sum(isinstance(reply, WireError) for reply in replies) == 3
+    assert sum(len(row.turns) for row in session.rollouts()) == 9
 
 
 def test_an_agent_may_compact_a_context_that_is_full_and_go_on():
@@ -305,12 +328,19 @@ def test_an_engine_that_fails_loses_the_session_and_every_later_request_says_so(
         ({"messages": []}, "messages"),
         ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "the last message is the"),
         ({"messages": [USER], "temperature": -1}, "temperature"),
+        ({"messages": [USER], "temperature": 0}, "want a number above 0"),
+        ({"messages": [with_(USER, content="x" * 99999)]}, "no context of the policy holds"),
+        ({"messages": [with_(USER, content="word " * 5000)]}, "no room for an answer"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_name(fields: dict[str, Any], words: str):
-    session = session_of("hermes", ["so<|im_end|>"])
+def test_what_cannot_be_answered_is_refused_by_name_and_costs_no_turn(
+    fields: dict[str, Any], words: str
+):
+    session = session_of("hermes", ["so<|im_end|>"], agent_may_set=["temperature"])
+    session.budget = replace(session.budget, max_turns=1)
     assert words in str(refused(session, **fields))
     assert not session.rollouts()
+    assert ask(session, [USER])["message"]["content"] == "so"
 
 
 @pytest.mark.parametrize(
