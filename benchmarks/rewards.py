@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from agent_loop.rewards.killable_pool import WORKERS
 from agent_loop.rewards.math import is_equal
 from agent_loop.rewards.math_forms import compare
 from agent_loop.rewards.qa import exact_match, f1
+from agent_loop.rewards.scoring import PROCESSES
 
 PAIRS = 2000
 QUESTIONS = 20_000
@@ -135,8 +135,8 @@ def verls_math_verify() -> Callable[[Sequence[Pair]], list[bool]] | None:
         from verl.utils.reward_score import math_verify as theirs
     except ImportError:
         return None
-    theirs._pool = ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn"))  # type: ignore[assignment]
-    threads = ThreadPoolExecutor(WORKERS)
+    theirs._pool = ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"))  # type: ignore[assignment]
+    threads = ThreadPoolExecutor(PROCESSES)
 
     def judge(pairs: Sequence[Pair]) -> list[bool]:
         def one(pair: Pair) -> bool:
@@ -187,7 +187,7 @@ def math_table(quick: bool) -> list[str]:
                     f == p[2] for f, p in zip(found, some, strict=True)
                 )
     lines = [
-        f"**Mathematics, checks per second on {WORKERS} processes** ({count} pairs a round, of "
+        f"**Mathematics, checks per second on {PROCESSES} processes** ({count} pairs a round, of "
         f"which {open_share:.0%} are hard; in brackets: verdicts that are right)",
         "",
         "| | all pairs | hard pairs alone | equal as text |",

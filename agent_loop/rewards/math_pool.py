@@ -1,7 +1,7 @@
 r"""math-verify in two killable processes, shared by all rewards of this process.
 
 math-verify (Kydlicek 2025) parses with ANTLR and compares with sympy. Both can run for ever or fill
-the memory, and math-verify's own alarms work only in a main thread. `killable_pool` has the limits.
+the memory, and math-verify's own alarms work only in a main thread. `scoring` has the limits.
 """
 
 import logging
@@ -9,20 +9,15 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.rewards.killable_pool import KillablePool
 from agent_loop.rewards.math_forms import INEQUALITY, Expressions, Matching, Verdict
+from agent_loop.rewards.scoring import Scorer
 
 
 def _no_warnings() -> None:
     logging.disable(logging.CRITICAL)  # math-verify would warn that it has no alarms
 
 
-POOL = KillablePool(
-    tool="math_verify",
-    checks="answers by math-verify",
-    imports="math_verify",
-    prepare=_no_warnings,
-)
+SCORER = Scorer("math_verify", _no_warnings)
 
 
 async def are_equal(expressions: Expressions) -> bool | None:
@@ -31,9 +26,9 @@ async def are_equal(expressions: Expressions) -> bool | None:
     Raises:
         ToolTimeout: the limit of wall time was reached: the machine is overloaded, which says
             nothing about the answer.
-        RuntimeError: the processes do not start, or break twice for reasons of their own.
+        RuntimeError: the processes do not start, or end twice for reasons of their own.
     """
-    return await POOL.run(check, expressions)
+    return await SCORER.run(check, expressions)
 
 
 # --- in theirs ------------------------------------------------------------------------------------

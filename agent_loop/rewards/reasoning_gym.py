@@ -5,18 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
-from agent_loop.rewards.killable_pool import KillablePool
 from agent_loop.rewards.reasoning_process import judged, prepare, scorer_and_entry
+from agent_loop.rewards.scoring import Scorer
 from samplers.rows.made_records import installed_version
 from samplers.rows.sources.reasoning_gym import KIND
 from tool_server.wire.protocol import ToolBackend, ToolUnavailable
 
-_POOL = KillablePool(
-    tool="reasoning_gym",
-    checks="answers by reasoning-gym",
-    imports="reasoning_gym",
-    prepare=prepare,
-)
+_SCORER = Scorer("reasoning_gym", prepare)
 
 
 def missing_package() -> str | None:
@@ -45,7 +40,7 @@ class ReasoningReward:
         if attempt.answer is None:
             return no_answer() | own
         try:
-            found = await _POOL.run(judged, attempt.ground_truth, attempt.answer)
+            found = await _SCORER.run(judged, attempt.ground_truth, attempt.answer)
         except ValueError as error:  # says nothing about the answer
             raise ToolUnavailable(
                 f"{error}; prepare the data again, or install the reasoning-gym that made it",

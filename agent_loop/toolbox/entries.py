@@ -16,6 +16,9 @@ from agent_loop.toolbox.spec import ToolProvider
 from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox
 from config.tool_entries import OWN_TOOLS, ToolEntry
 
+PROCESSES = 2
+"""Processes of a function with `where: process`, if its entry has no `slots`."""
+
 
 def toolbox_of(
     entries: Sequence[ToolEntry],
@@ -93,9 +96,10 @@ def provider_of(
 
         return SandboxProvider(definition, limit, caches=bool(entry.cache), run_s=entry.timeout)
     if entry.where == "process":
-        from agent_loop.toolbox.processes import ProcessRun
+        from agent_loop.processes import KillablePool, call_in_file
 
-        run = ProcessRun(definition.path, name, entry.slots)
-        return FunctionProvider(definition, run, limit, timeout_s, client.clock, run.close)
+        pool = KillablePool(entry.slots or PROCESSES)
+        run = partial(pool.run, call_in_file, str(definition.path.resolve()), name)
+        return FunctionProvider(definition, run, limit, timeout_s, client.clock, pool.close)
     run_here = partial(run_in_loop, definition.target, definition.place)
     return FunctionProvider(definition, run_here, limit, timeout_s, client.clock)

@@ -284,7 +284,7 @@ class FunctionProvider:
         limit: Callable[[Route], Route],
         timeout_s: float,
         clock: Callable[[], float],
-        close: Callable[[], None] = lambda: None,
+        close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._close = close
 
@@ -309,7 +309,8 @@ class FunctionProvider:
         return None
 
     async def close(self) -> None:
-        self._close()
+        if self._close is not None:
+            await self._close()
 
 
 class ClassProvider:

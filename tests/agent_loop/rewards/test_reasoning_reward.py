@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.rewards import LOOPS_OWN, Attempt, default_reward, reward_for
-from agent_loop.rewards.killable_pool import KillablePool
 from agent_loop.rewards.reasoning_gym import ReasoningReward
 from agent_loop.rewards.reasoning_process import NAMES, _scorer, algebra
+from agent_loop.rewards.scoring import Scorer
 from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.tagged_json import tagged
 from tests.fakes.toy_reasoning_gym import SumConfig, Sums, install_toy
@@ -131,10 +131,10 @@ async def test_cpu_time_is_a_verdict_and_waiting_is_not(monkeypatch) -> None:
         raise ToolTimeout("overloaded", tool="reasoning_gym")
 
     attempt = Attempt(answer="1", ground_truth={"task": "sums", "entry": ENTRY})
-    monkeypatch.setattr(KillablePool, "run", used_up)
+    monkeypatch.setattr(Scorer, "run", used_up)
     found = await REWARD.judge(attempt, None)  # type: ignore[arg-type]
     assert (found["score"], found["timeout"]) == (0.0, 1.0)
-    monkeypatch.setattr(KillablePool, "run", waited)
+    monkeypatch.setattr(Scorer, "run", waited)
     with pytest.raises(ToolTimeout):
         await REWARD.judge(attempt, None)  # type: ignore[arg-type]
 
@@ -143,7 +143,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(self: object, function, *arguments):
         return function(*arguments)
 
-    monkeypatch.setattr(KillablePool, "run", run)
+    monkeypatch.setattr(Scorer, "run", run)
     _scorer.cache_clear()
 
 

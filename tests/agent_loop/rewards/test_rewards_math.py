@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.rewards import Attempt, killable_pool, math_forms, math_pool, reward_for
+from agent_loop.rewards import Attempt, math_forms, math_pool, reward_for
 from agent_loop.rewards.math import is_equal
 from agent_loop.rewards.math_forms import (
     MAX_LENGTH,
@@ -29,6 +29,7 @@ from agent_loop.rewards.math_forms import (
     is_endless,
     normalise,
 )
+from agent_loop.rewards.scoring import PROCESSES
 from tests.agent_loop.rewards.math_pairs import DIFFERENT, EQUAL, PAIRS, SAME_TEXT, UNITS
 from tool_server.wire.protocol import ToolTimeout
 
@@ -435,7 +436,7 @@ def workers() -> list[psutil.Process]:
 async def test_a_process_that_is_killed_from_outside_is_replaced():
     assert await is_equal(*OPEN)
     killed = workers()
-    assert len(killed) == killable_pool.WORKERS
+    assert len(killed) == PROCESSES
     for process in killed:
         process.kill()
     assert await all_of(OPEN, OPEN, OPEN) == [True] * 3
@@ -464,7 +465,7 @@ def judged_in_a_loop_of_its_own(number: int) -> bool:
 def test_threads_share_the_processes():
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(judged_in_a_loop_of_its_own, range(29, 61)))
-    assert len(workers()) == killable_pool.WORKERS
+    assert len(workers()) == PROCESSES
 
 
 @pytest.mark.slow
@@ -527,7 +528,7 @@ def test_its_processes_end_with_a_process_that_is_killed():
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(children, timeout=30)
-    assert len(children) >= killable_pool.WORKERS and not alive
+    assert len(children) >= PROCESSES and not alive
 
 
 @given(INTEGERS, INTEGERS)
@@ -541,6 +542,6 @@ async def test_a_check_that_an_overloaded_machine_delays_is_no_verdict(monkeypat
     late: Future[bool] = Future()
     late.set_exception(FutureTimeoutError())
     pool = SimpleNamespace(schedule=lambda *_, **__: late)
-    monkeypatch.setattr(math_pool.POOL, "pool", lambda: pool)
+    monkeypatch.setattr(math_pool.SCORER.pool, "_started", (pool, None))
     with pytest.raises(ToolTimeout, match=r"no verdict .* within 240 s, .* overloaded"):
         await math_pool.are_equal([("x", "y")])
