@@ -1,8 +1,14 @@
-"""What every program of a user gets when a worker starts it: its path, and its environment."""
+"""Starting and ending programs of a user: their path, their environment, and work that a
+cancellation must not interrupt."""
 
+import asyncio
 import os
 import shutil
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def find_program(word: str, *, cwd: str | None, path: str | None) -> str:
@@ -33,3 +39,19 @@ def inherited_environment() -> dict[str, str]:
     """PATH, HOME, USER and the like of this process, without functions of a shell."""
     given = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {name: value for name, value in given.items() if not value.startswith("()")}
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Finish this work even if the caller is cancelled; then raise the cancellation."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # nobody hears of it
+        raise cancelled
+    return task.result()

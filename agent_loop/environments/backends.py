@@ -24,7 +24,7 @@ import msgspec
 import psutil
 from yarl import URL
 
-from agent_loop.calls.child_process import inherited_environment
+from agent_loop.calls.child_process import inherited_environment, uninterrupted
 from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import (
     MAX_OBSERVATION_BYTES,
@@ -284,18 +284,19 @@ class ProcessBackend:
     async def close(self) -> None:
         server, folder, http = self._server, self._folder, self._http
         self._server = self._backend = self._http = self._folder = None
-        if http is not None:
-            await http.close()
-        if server is not None:
-            assert server.stdin is not None
-            with contextlib.suppress(OSError):
-                server.stdin.close()  # the server ends its sessions, and itself
-            if not await _within(END_S, lambda: server.poll() is not None):
+        try:
+            if server is not None and server.stdin is not None:
+                with contextlib.suppress(OSError):
+                    server.stdin.close()  # the server ends its sessions, and itself
+            if http is not None:
+                await http.close()
+            if server is not None:
+                await _within(END_S, lambda: server.poll() is not None)
+        finally:  # also if this is cancelled
+            if server is not None and server.poll() is None:
                 _kill_group(server)
-            if server.wait() and folder is not None:
-                _kill_marked(str(folder))  # it was killed: programs of its sessions may be left
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder is not None:
+                await uninterrupted(asyncio.to_thread(_clear_away, server, folder))
 
     async def _started(self) -> HttpBackend:
         async with self._starting:
@@ -305,23 +306,17 @@ class ProcessBackend:
             return self._backend
 
     async def _start(self) -> HttpBackend:
-        entry, python = self._entry, self._python
+        entry = self._entry
         folder = self._folder = Path(tempfile.mkdtemp(prefix="mixed-environment-"))
-        socket, log = folder / "socket", folder / "log"
         try:
-            server = self._server = self._spawned(socket, log)
-        except OSError as error:
-            await self.close()
-            raise ToolUnavailable(
-                f"environment={entry.name}: {python} cannot be started ({error}); correct `python` "
-                "of the environment",
-                tool=entry.name,
-            ) from error
-        try:
+            # in a thread, because it returns only when the kernel has loaded the interpreter
+            await uninterrupted(asyncio.to_thread(self._spawn, folder))
+            server, socket = self._server, folder / "socket"
+            assert server is not None
             await _within(START_S, lambda: socket.exists() or server.poll() is not None)
             if not socket.exists():
                 _kill_group(server)
-                words = log.read_text(errors="replace").strip()[-MAX_SHOWN:]
+                words = await asyncio.to_thread(_last_words, folder / "log")
                 raise ToolUnavailable(
                     f"environment={entry.name} did not start within {START_S:g} s: {words}",
                     tool=entry.name,
@@ -338,23 +333,28 @@ class ProcessBackend:
         )
         return HttpBackend(entry, self._http, "http://environment")
 
-    @property
-    def _python(self) -> str:
-        return self._entry.python or sys.executable
-
-    def _spawned(self, socket: Path, log: Path) -> "subprocess.Popen[bytes]":
+    def _spawn(self, folder: Path) -> None:
         entry = self._entry
+        python = entry.python or sys.executable
         marks = {name: os.environ[name] for name in (RUN_MARK,) if name in os.environ}
-        env = {**inherited_environment(), **marks, **self._own_env, _MARK: str(log.parent)}
-        with log.open("wb") as printed:
-            return subprocess.Popen(
-                [self._python, "-c", _PROGRAM, entry.class_name or "", "--unix", str(socket)],
-                stdin=subprocess.PIPE,
-                stdout=printed,
-                stderr=printed,
-                env=env,
-                start_new_session=True,
-            )
+        env = {**inherited_environment(), **marks, **self._own_env, _MARK: str(folder)}
+        socket = str(folder / "socket")
+        try:
+            with (folder / "log").open("wb") as printed:
+                self._server = subprocess.Popen(
+                    [python, "-c", _PROGRAM, entry.class_name or "", "--unix", socket],
+                    stdin=subprocess.PIPE,
+                    stdout=printed,
+                    stderr=printed,
+                    env=env,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ToolUnavailable(
+                f"environment={entry.name}: {python} cannot be started ({error}); correct `python` "
+                "of the environment",
+                tool=entry.name,
+            ) from error
 
 
 async def _within(limit_s: float, holds: Callable[[], bool]) -> bool:
@@ -371,6 +371,24 @@ async def _within(limit_s: float, holds: Callable[[], bool]) -> bool:
 def _kill_group(server: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
+
+
+def _clear_away(server: "subprocess.Popen[bytes] | None", folder: Path) -> None:
+    """Wait for a server that ended or was killed, kill what its sessions have left, and delete its
+    folder. This may take seconds where a node has many processes or a slow disk."""
+    try:
+        was_killed = server is not None and server.wait(END_S) != 0
+    except subprocess.TimeoutExpired:  # the kernel holds it
+        was_killed = True
+    if was_killed:
+        _kill_marked(str(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_words(log: Path) -> str:
+    with log.open("rb") as printed:
+        printed.seek(max(0, log.stat().st_size - 4 * MAX_SHOWN))
+        return printed.read().decode(errors="replace").strip()[-MAX_SHOWN:]
 
 
 def _kill_marked(folder: str) -> None:

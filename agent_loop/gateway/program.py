@@ -41,10 +41,10 @@ from pathlib import Path, PurePosixPath
 from socket import socket as Socket
 from typing import Literal
 
-from agent_loop.calls.child_process import find_program, inherited_environment
+from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
 from agent_loop.gateway.isolation import AgentSandbox, Start, host_start
 from agent_loop.gateway.relay import relayed
-from agent_loop.gateway.running import Running, uninterrupted
+from agent_loop.gateway.running import Running
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.isolation.proc import remove
 

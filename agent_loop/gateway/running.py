@@ -11,10 +11,10 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
 
+from agent_loop.calls.child_process import uninterrupted
 from agent_loop.gateway.isolation import INSIDE, Start
 from config.compat import timeout
 from tool_server.isolation.errors import SandboxUnavailable
@@ -192,8 +192,7 @@ class Running:
         finally:
             for output in (self.stdout, self.stderr):
                 output.finish()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.1)
+            self._process.poll()  # its end was seen, so this collects it
 
     def exit_code(self) -> int:
         """Of the command; negative if a signal ended it. bwrap and `inside` write 128 + signal, as
@@ -253,20 +252,6 @@ class _Tail:
     def text(self) -> str:
         self.finish()
         return self._kept.decode(errors="replace") + self._note
-
-
-async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Finish this work even if the caller is cancelled; then raise the cancellation."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()
 
 
 def _exceeds(pid: int, limit: int) -> bool:

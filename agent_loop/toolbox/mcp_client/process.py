@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from agent_loop.calls.child_process import find_program
+from agent_loop.calls.child_process import find_program, uninterrupted
 from agent_loop.toolbox.mcp_client.messages import (
     MAX_MESSAGE_BYTES,
     id_of_large,
@@ -159,8 +159,10 @@ class ServerProcess:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-            with suppress(subprocess.TimeoutExpired):  # SIGKILL takes a millisecond
-                process.wait(KILL_S)
+            try:
+                await uninterrupted(_exits(process, KILL_S))  # SIGKILL takes a millisecond
+            finally:
+                process.poll()  # collects it
 
     async def why_closed(self) -> str:
         """What ended the process: exit code and last words."""

@@ -455,6 +455,40 @@ async def test_a_server_that_ignores_everything_is_killed_with_its_children(monk
     assert not _children()
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_the_event_loop_goes_on_until_the_kernel_has_killed_a_server(
+    is_cancelled, monkeypatch
+):
+    """The server gets its SIGKILL only when the event loop goes on."""
+    monkeypatch.setattr(process, "EXIT_S", 0.0)
+    monkeypatch.setattr(process, "TERM_S", 0.0)
+    asked, may_end = asyncio.Event(), asyncio.Event()
+
+    async def kill_later(pid: int) -> None:
+        await may_end.wait()
+        os.kill(pid, signal.SIGKILL)
+
+    killing: list[asyncio.Task[None]] = []
+
+    def signal_late(server: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+        if number == signal.SIGKILL:
+            killing.append(asyncio.create_task(kill_later(server.pid)))
+            asked.set()
+
+    monkeypatch.setattr(process, "_signal_group", signal_late)
+    server = process.ServerProcess(["sleep", "600"], {"PATH": os.environ["PATH"]})
+    async with server:
+        stopping = asyncio.create_task(server.stop())
+        await asked.wait()
+        if is_cancelled:
+            stopping.cancel()
+            await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait([stopping, *killing])
+    assert stopping.cancelled() is is_cancelled
+    assert server._process is not None and server._process.returncode == -signal.SIGKILL
+
+
 def test_the_id_of_a_large_response_is_seen_at_both_ends_and_never_in_a_text():
     assert id_of_large(b'{"jsonrpc": "2.0", "id": 7, "result": {', b"") == 7
     assert id_of_large(b'{"id":7,"result":', b"") == 7
