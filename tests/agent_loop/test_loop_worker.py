@@ -1,6 +1,7 @@
 """The worker that hosts agent loops: whatever a loop does costs its trajectory and is named."""
 
 import asyncio
+import itertools
 import json
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -422,24 +423,29 @@ def test_a_trajectory_has_the_lag_of_its_worker_in_its_record(monkeypatch):
 
 def prompted(kind: type[Loop] = Loop, monkeypatch: Any = None, **own: Any) -> tuple[Any, Any]:
     """What a worker puts into the queue for one prompt, and what the engine was asked; `said` gets
-    the tags."""
+    the tags, and `refuses` the number of each put of a tag, to say whether it fails."""
     client = VerlsClient()
     worker, put = worker_of(kind, client, **own), list[tuple[dict[str, Any], Any]]()
+    numbers = itertools.count(1)
 
     async def postprocess(outputs: list[Any], validate: bool, **row: Any) -> None:
         put.extend((row, output) for output in outputs)
 
     async def kv_put(**said: Any) -> None:
-        worker.said.append(said)
+        if own.get("refuses", lambda _: False)(number := next(numbers)):
+            raise ConnectionError(f"put {number}")
+        own.get("said", []).append(said)
 
-    worker.said = own.get("said", [])
     worker._agent_loop_postprocess = postprocess
     monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq.async_kv_put", kv_put)
     validate = own.get("validate", False)
     prompt = ROW | {"uid": f"{'0' * 32}.7.nq", "agent_name": "loop"}
     trajectory = {"validate": validate, "step": 3}
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-    run_virtual(worker._run_prompt(prompt, sampling, trajectory=trajectory))
+    try:
+        run_virtual(worker._run_prompt(prompt, sampling, trajectory=trajectory))
+    finally:
+        assert not worker._written
     return put, client.sampled
 
 
@@ -476,6 +482,29 @@ def test_a_group_is_named_to_the_replay_buffer_after_its_end(
     assert said[2:] == [
         {"key": uid, "partition_id": ENDED, "tag": {"partition": partition, "keys": keys}}
     ]
+
+
+@pytest.mark.parametrize(("refused", "members"), [({1}, 0), ({2, 3}, 2)])
+def test_a_group_whose_end_verl_cannot_write_is_named_as_one_that_failed(
+    refused: set[int], members: int, monkeypatch: pytest.MonkeyPatch
+):
+    """verl's puts are the first three at most: running, finished, and after an error failure."""
+    said = list[Any]()
+    with pytest.raises(ConnectionError, match=f"put {max(refused)}"):
+        prompted(monkeypatch=monkeypatch, said=said, refuses=lambda put: put in refused)
+    uid = f"{'0' * 32}.7.nq"
+    keys = [f"{uid}_{member}_0" for member in range(members)]
+    assert said[-2:] == [
+        {"key": uid, "partition_id": "train", "tag": {"status": "failure"}},
+        {"key": uid, "partition_id": ENDED, "tag": {"partition": "train", "keys": keys}},
+    ]
+
+
+def test_the_first_error_is_in_the_chain_if_the_queue_is_gone(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConnectionError, match="put 3") as last:
+        prompted(monkeypatch=monkeypatch, refuses=lambda put: True)
+    second = last.value.__context__
+    assert second is not None and str(second.__context__) == "put 1"
 
 
 def test_the_rows_of_a_session_have_its_reward_and_each_request_is_in_one_of_them(monkeypatch):

@@ -269,11 +269,16 @@ class MixedAgentLoopWorker(SessionRunner, _VerlWorker):
     ) -> None:
         """verl's. Then the replay buffer is told that the group ended, because otherwise it would
         have to list all keys to see it."""
-        uid = prompt["uid"]
-        await self._run_group(prompt, sampling_params, trajectory, trace)
-        partition_id = "val" if trajectory["validate"] else "train"
-        tag = {"partition": partition_id, "keys": self._written.pop(uid, [])}
-        await tq.async_kv_put(key=uid, partition_id=ENDED, tag=tag)
+        uid, partition_id = prompt["uid"], "val" if trajectory["validate"] else "train"
+        try:
+            await self._run_group(prompt, sampling_params, trajectory, trace)
+        except Exception:
+            # verl could not write the end of the group, and the buffer ignores one that runs
+            await tq.async_kv_put(key=uid, partition_id=partition_id, tag={"status": "failure"})
+            raise
+        finally:
+            tag = {"partition": partition_id, "keys": self._written.pop(uid, [])}
+            await tq.async_kv_put(key=uid, partition_id=ENDED, tag=tag)
 
     async def _run_group(
         self,
