@@ -1,6 +1,7 @@
 """A Ray that a test starts in its own process, and its end."""
 
 import logging
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,8 @@ def own_ray(num_cpus: int, **settings: Any) -> Generator[str]:
     """A Ray of the test's own, whatever else runs on this machine; its address."""
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
+        if "RAY_AUTH_MODE" not in os.environ:  # Ray reads it when it is imported too
+            patch.setenv("RAY_AUTH_MODE", "disabled")
         ray.init(address="local", num_cpus=num_cpus, **{**quiet, **settings})
         yield ray.get_runtime_context().gcs_address
         shut_down()
