@@ -44,6 +44,23 @@ ROUTE_KEYS = ("num_hidden_layers", "num_experts_per_tok")
 """Keys of a model's config: layers and experts of a token, the shape of the engine's routes."""
 
 
+def most_open_requests(max_num_seqs: int, workers: int) -> int:
+    """Requests that each of `workers` agent loop workers may have open at one rollout server.
+
+    A rollout server is a Ray actor with max(1000, max_num_seqs + 16) slots, where 16 are for verl's
+    control calls. While weights are synced, requests wait inside the server and keep their slots.
+    If they have all of them, the call that would let them go on never gets one, and the run hangs.
+
+    The workers together stay within the slots unless there are more workers than that, which
+    `verl-mixed check` refuses.
+
+    Source: `RolloutReplica.max_concurrency` (workers/rollout/replica.py:257 at 0.9.1), verl#7587
+    and verl#7990.
+    """
+    slots = max(1000, max_num_seqs + 16)
+    return max(1, (slots - 16) // workers)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
     """The part of the run config that agent loops read, and their shared state."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -357,6 +358,18 @@ def test_a_servers_answer_has_tokens_log_probs_and_a_place_for_the_weights_versi
 
 
 # --- engines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 256, 984, 985, 4096])
+def test_a_rollout_server_has_the_slots_that_our_workers_share(max_num_seqs: int):
+    from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutReplica
+
+    from agent_loop.loop_settings import most_open_requests
+
+    replica: Any = SimpleNamespace(config=SimpleNamespace(max_num_seqs=max_num_seqs))
+    slots_of: Any = RolloutReplica.max_concurrency
+    slots = slots_of.fget(replica)
+    assert most_open_requests(max_num_seqs, 1) == slots - CONTROL_METHOD_CONCURRENCY
 
 
 def test_our_rollout_backend_has_every_method_that_verl_leaves_open():

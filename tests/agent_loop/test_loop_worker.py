@@ -689,7 +689,9 @@ def test_an_agent_of_the_run_config_runs_without_a_file(monkeypatch: pytest.Monk
     registry = {"verls": {"_target_": "verl.Loop"}, "changed": of_file}
     ready = worker_of(Own, VerlsClient())
     config = ready.config
-    config.data, config.actor_rollout_ref.rollout.name = {}, "hf"
+    config.data = {}
+    rollout = {"name": "hf", "max_num_seqs": 256, "agent": {"num_workers": 1}}
+    config.actor_rollout_ref.rollout.update(rollout)
     config.mixed = {"agent_loops": {"own": {"_target_": f"{__name__}.Own", "depth": 2}}}
     config.agent_loops = {"own": {"depth": 3}, "changed": {"_target_": f"{__name__}.Own"}}
     made = {"config": config, "tokenizer": TOKENIZER, "llm_client": VerlsClient(), "tools": None}

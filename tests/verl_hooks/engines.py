@@ -143,6 +143,7 @@ VLLM_SERVER = (
     "self.config.free_cache_engine",
     "def _get_worker_extension_cls(self) -> str",
     "self.server_class = ray.remote(vLLMHttpServer)",
+    "max_concurrency=self.max_concurrency",  # `most_open_requests` counts on its slots
     "def _get_server_name_prefix(self) -> str",
 )
 """Of workers/rollout/vllm_rollout/vllm_async_server.py, in this order; for agent_loop/ and the gpu

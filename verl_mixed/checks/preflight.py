@@ -26,7 +26,7 @@ from verl_mixed.checks.config.devices import device_problems, machine_problems, 
 from verl_mixed.checks.config.environments import environment_problems
 from verl_mixed.checks.config.formats import format_problems
 from verl_mixed.checks.config.gateway import gateway_problems
-from verl_mixed.checks.config.load import load_warnings, rate_warnings
+from verl_mixed.checks.config.load import load_warnings, rate_warnings, worker_problems
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import (
     VERLS_AGENTS,
@@ -96,6 +96,7 @@ def preflight(
     found += storage_problems(config)
     found += checkpoint_problems(config)
     found += device_problems(config)
+    found += worker_problems(config)
     if machine:
         found += machine_problems(config)
     found += problems(judges(config))

@@ -1,11 +1,14 @@
 """verl's client of the rollout servers, as agent loops use it: with records, seeds and cancelling.
 
-verl adapter: `LLMServerClient` (workers/rollout/llm_server.py at 0.9.1). Three things are added.
+verl adapter: `LLMServerClient` (workers/rollout/llm_server.py at 0.9.1). Four things are added.
 The engine's answers are recorded for the trajectory. Each request may have its own seed, so that
-its tokens do not depend on other requests. A request is cancelled with its trajectory.
+its tokens do not depend on other requests. A request is cancelled with its trajectory. Requests
+never take all slots of a server, because `resume_generation` needs one.
 """
 
 import asyncio
+import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -71,13 +74,31 @@ seeds_of_trajectory: ContextVar[Iterator[int] | None] = ContextVar("engine_seeds
 
 
 class RecordingClient:
-    """verl's server client; see the module. Its method that finds a server is replaced."""
+    """verl's server client; see the module. Its method that finds a server is replaced.
 
-    def __init__(self, client: Any, route_shape: tuple[int, int] | None = None) -> None:
+    Args:
+        client: verl's.
+        route_shape: layers and experts of a token; None: the engine returns no routes.
+        most_open: requests that this client may have open at one server (`most_open_requests`).
+            Further ones wait. A cancelled one does not count, although the server may not have
+            ended it yet.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        route_shape: tuple[int, int] | None = None,
+        most_open: int = sys.maxsize,
+    ) -> None:
         self._client = client
         self._route_shape = route_shape
         self.newest_version = 0
         """The newest version of the weights in an answer so far."""
+
+        self._slots: defaultdict[Any, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(most_open)
+        )
+        """Id of a server -> this client's share of its slots."""
 
         self._acquire = client._acquire_server
         client._acquire_server = self._acquire_server
@@ -140,7 +161,7 @@ class RecordingClient:
         except asyncio.CancelledError:
             asked.add_done_callback(lambda done: self._give_back(done, request_id))
             raise
-        return server_id, _Server(handle)
+        return server_id, _Server(handle, self._slots[server_id])
 
     def _give_back(self, done: "asyncio.Future[tuple[Any, Any]]", request_id: str) -> None:
         if not done.cancelled() and done.exception() is None:
@@ -182,20 +203,21 @@ def routes_of(
 
 
 class _Server:
-    """A rollout server whose request is cancelled when its caller is.
+    """A rollout server whose request waits for a slot, and is cancelled when its caller is.
 
     Ray does not send the cancellation of an `await` to the actor. Without this class a request past
     its deadline would be decoded to its end.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, handle: Any, slots: asyncio.Semaphore) -> None:
+        self._handle, self._slots = handle, slots
         self.generate = self
 
     async def remote(self, *args: Any, **kwargs: Any) -> Any:
-        reference = self._handle.generate.remote(*args, **kwargs)
-        try:
-            return await reference
-        except asyncio.CancelledError:
-            ray.cancel(reference)
-            raise
+        async with self._slots:
+            reference = self._handle.generate.remote(*args, **kwargs)
+            try:
+                return await reference
+            except asyncio.CancelledError:
+                ray.cancel(reference)
+                raise

@@ -35,7 +35,7 @@ from verl.utils import tensordict_utils as tu
 
 from agent_loop.calls.client import shared_client
 from agent_loop.loop_lag import spare_full_collections
-from agent_loop.loop_settings import ROUTE_KEYS, settings_of
+from agent_loop.loop_settings import ROUTE_KEYS, most_open_requests, settings_of
 from agent_loop.records.evaluation_records import RECORD, line_of
 from agent_loop.records.session_record import record_of
 from agent_loop.records.trajectory_record import StopReason
@@ -91,10 +91,11 @@ class SessionRunner:
         _register_blocks(self.config)
         self.settings = settings_of(self.config)
         self._route_shape = _route_shape(self.config, self.model_config)
-        self.llm_client = RecordingClient(self.llm_client, self._route_shape)
+        rollout = self.config.actor_rollout_ref.rollout
+        most_open = most_open_requests(rollout.max_num_seqs, rollout.agent.num_workers)
+        self.llm_client = RecordingClient(self.llm_client, self._route_shape, most_open)
         codec_of(self.tokenizer).add_ends(_engine_ends(self.model_config))
         self._watchdog: asyncio.Task[None] | None = None
-        rollout = self.config.actor_rollout_ref.rollout
         # vLLM samples faster without a seed for each request.
         self._is_seeded = rollout.name == "hf" or rollout.full_determinism
         spare_full_collections()

@@ -12,6 +12,7 @@ from verl_mixed.checks.config.load import (
     loop_workers,
     rate_warnings,
     step_load,
+    worker_problems,
 )
 from verl_mixed.checks.config.numbers import number_problems
 
@@ -112,6 +113,15 @@ def test_a_number_of_workers_is_used_as_it_is_and_named_where_it_is_too_small() 
             {"engines": 2, "turns_per_s": 2048 / 20},
         ),
         (
+            # two workers have 1,000 requests each open at an engine that could decode 2,001
+            {
+                f"{ROLLOUT}.tensor_model_parallel_size": 8,
+                f"{ROLLOUT}.max_num_seqs": 2001,
+                WORKERS_KEY: 2,
+            },
+            {"engines": 1, "open_per_worker": 1000, "turns_per_s": 2000 / 20},
+        ),
+        (
             {"trainer__v1__trainer_mode": "mixed_colocate_async"},
             {"trajectories": 2048, "per_worker": 512},
         ),
@@ -141,6 +151,11 @@ def test_the_estimate_says_what_it_assumes_in_few_lines() -> None:
     lines = list(load.lines())
     assert len(lines) <= 10
     assert lines[0] == ("a step: 256 prompts x 8 = 2,048 trajectories, 10.2M tokens, at most 18.4M")
+    assert lines[2] == (
+        "engines: 8, for 256 trajectories each; an engine takes 984 requests at once (123 from "
+        "each agent loop worker, where the others wait) and decodes 200 of them (max_num_seqs); "
+        "80.0 turns a second in all"
+    )
     assert lines[3] == (
         "agent loop workers: 8, for 256 trajectories each (an event loop serves 2,048); 10.0 turns "
         "a second each, 3.0% of a core"
@@ -148,6 +163,22 @@ def test_the_estimate_says_what_it_assumes_in_few_lines() -> None:
     assert lines[4].endswith("no limit; 639 MB of memory, at most 1.2 GB")
     assert lines[5].startswith("through TransferQueue: 1.9 GB a step, at most 3.7 GB")
     assert lines[-1].startswith("assumed: ") and "50%" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "max_num_seqs", "most"), [(984, 256, None), (985, 256, 984), (1025, 1024, 1024)]
+)
+def test_more_workers_than_a_server_has_slots_for_are_a_problem(
+    workers: int, max_num_seqs: int, most: int | None
+) -> None:
+    changes = {WORKERS_KEY: workers, f"{ROLLOUT}.max_num_seqs": max_num_seqs}
+    found = [*worker_problems(config_of(**changes))]
+    assert len(found) == (most is not None)
+    for problem in found:
+        assert problem.startswith(f"{WORKERS_KEY}={workers}: a rollout server takes {most} ")
+        assert problem.endswith(f"; set it to {most} or less")
+    assert [*worker_problems(config_of(**{**changes, f"{ROLLOUT}.max_num_seqs": None}))] == []
+    assert [*worker_problems(config_of(**{**changes, WORKERS_KEY: "many"}))] == []
 
 
 @pytest.mark.parametrize("key", ["data__max_prompt_length", f"{ROLLOUT}.max_num_seqs"])

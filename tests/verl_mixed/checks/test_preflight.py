@@ -205,6 +205,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "with its log-prob"),
         ("data.train_max_samples=100", "leave rows out"),
         ("data.dataloader_num_workers=2", "dataloader_num_workers=2"),
+        ("actor_rollout_ref.rollout.agent.num_workers=985", "takes 984 requests at once"),
         ("data.filter_overlong_prompts=true", "leave rows out"),
         ("trainer.v1.trainer_mode=sync", "trainer_mode='sync'"),
         ("mixed.sources.math.ratio=nan", "mixed.sources.math: ratio=nan"),

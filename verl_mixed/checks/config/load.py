@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.calls.limiter import rate_of, reachable_per_minute
+from agent_loop.loop_settings import most_open_requests
 from cluster.placement import need_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
@@ -73,8 +74,8 @@ class StepLoad:
 
     workers: int
     engines: int
-    at_once_per_engine: int
-    """Trajectories that an engine decodes at once; others wait in its queue."""
+    max_num_seqs: int
+    """Requests that an engine decodes at once, if it has as many."""
 
     passes: int
     """Times that training processes read the rows of a step."""
@@ -101,9 +102,19 @@ class StepLoad:
         return math.ceil(self.rows.trajectories / self.workers)
 
     @property
+    def open_per_worker(self) -> int:
+        """Requests that an agent loop worker has open at an engine; its others wait."""
+        return most_open_requests(self.max_num_seqs, self.workers)
+
+    @property
+    def decoded_per_engine(self) -> int:
+        """Requests that an engine decodes at once; its others wait in its queue."""
+        return min(self.max_num_seqs, self.workers * self.open_per_worker)
+
+    @property
     def turns_per_s(self) -> float:
         """Turns that all engines finish in a second."""
-        at_once = min(self.rows.trajectories, self.engines * self.at_once_per_engine)
+        at_once = min(self.rows.trajectories, self.engines * self.decoded_per_engine)
         return at_once / (self._turn_tokens * TOKEN_S)
 
     @property
@@ -131,7 +142,9 @@ class StepLoad:
         )
         yield (
             f"engines: {self.engines:,}, for {math.ceil(at_once / self.engines):,} trajectories "
-            f"each, of which {self.at_once_per_engine:,} are decoded at once (max_num_seqs); "
+            f"each; an engine takes {self.workers * self.open_per_worker:,} requests at once "
+            f"({self.open_per_worker:,} from each agent loop worker, where the others wait) and "
+            f"decodes {self.decoded_per_engine:,} of them (max_num_seqs); "
             f"{self.turns_per_s:,.1f} turns a second in all"
         )
         yield (
@@ -170,7 +183,7 @@ def step_load(config: Mapping[str, Any]) -> StepLoad | None:
     ]
     if rows is None or workers is None or engines is None or not all(map(is_count, numbers)):
         return None
-    prompt_length, response_length, turns, at_once = numbers
+    prompt_length, response_length, turns, max_num_seqs = numbers
     old_log_probs = not at(config, "algorithm.rollout_correction.bypass_mode")
     return StepLoad(
         rows=rows,
@@ -179,7 +192,7 @@ def step_load(config: Mapping[str, Any]) -> StepLoad | None:
         turns=turns,
         workers=workers,
         engines=engines,
-        at_once_per_engine=at_once,
+        max_num_seqs=max_num_seqs,
         passes=1 + old_log_probs + has_reference(config),
         capacity=at(config, "transfer_queue.backend.SimpleStorage.total_storage_size"),
     )
@@ -197,6 +210,18 @@ def _engines(config: Mapping[str, Any]) -> int | None:
     if not all(map(is_count, (*gpus, *sizes))):
         return None
     return max(1, math.prod(gpus) // math.prod(sizes))
+
+
+def worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """More agent loop workers than a rollout server has slots for."""
+    workers, max_num_seqs = loop_workers(config), at(config, f"{_ROLLOUT}.max_num_seqs")
+    if workers is None or not is_count(max_num_seqs):
+        return
+    if workers > (most := most_open_requests(max_num_seqs, 1)):
+        yield (
+            f"{WORKERS_KEY}={workers}: a rollout server takes {most} requests at once beside "
+            f"verl's control calls, fewer than one from each worker; set it to {most} or less"
+        )
 
 
 def load_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
