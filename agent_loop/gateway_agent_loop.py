@@ -84,13 +84,14 @@ class GatewayAgentLoop(NamedToolsLoop):
             )
             over = asyncio.ensure_future(session.over.wait())
             try:
-                timeout_s = max(0.0, self._budget.timeout_s)
                 await asyncio.wait(
-                    {agent, over}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                    {agent, over},
+                    timeout=self._deadline.left_s(),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 has_ended = agent.done()
-                is_told_to_end = session.exhausted == StopReason.MAX_TURNS
-                is_late = not (has_ended or over.done() or is_told_to_end)
+                has_answered = session.is_told_to_end and session.has_verdict
+                is_late = not (has_ended or over.done() or has_answered)
             finally:
                 agent.cancel()
                 over.cancel()
@@ -112,7 +113,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             elif session.is_late and self._budget.turn_timeout_s is not None:
                 last.lose_to_deadline("turn_s", self._budget.turn_timeout_s, activity)
             elif is_late:
-                last.lose_to_deadline(self._budget.timeout_name, self._budget.timeout_s, activity)
+                last.lose_to_deadline(self._deadline.name, self._deadline.limit_s, activity)
             elif session.is_cut:  # what the agent made of a cut message is no answer
                 last.stop_reason = StopReason.RESPONSE_BUDGET
             else:
@@ -141,9 +142,8 @@ class GatewayAgentLoop(NamedToolsLoop):
         if session.reward is not None:
             last.verdict = {"score": session.reward}
         last.answer = session.answer
-        has_answered = session.answer is not None or session.reward is not None
         without = session.exhausted or StopReason.NO_ACTION
-        last.stop_reason = StopReason.ANSWERED if has_answered else without
+        last.stop_reason = StopReason.ANSWERED if session.has_verdict else without
 
     async def _agent(
         self, gateway: Gateway, address: Address, row: dict[str, Any]

@@ -15,6 +15,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.calls.loop_throttle import LoopThrottle
+from agent_loop.deadline import Deadline
 from agent_loop.loop_lag import LoopLag
 from agent_loop.rewards import LOOPS_OWN, Reward, default_reward, reward_for
 from agent_loop.rewards.custom import LoopReward
@@ -72,6 +73,9 @@ class LoopSettings:
     budget: Budget
     """Limits of sources that have none of their own."""
 
+    trajectory_s: float = 300.0
+    """Seconds for one trajectory."""
+
     max_actions: int
     """Actions that one turn may ask for."""
 
@@ -99,13 +103,21 @@ class LoopSettings:
         """Whether rewards of this project judge. Without sources, verl's reward loop does."""
         return bool(self.mixed.sources)
 
-    def budget_of(self, source: str, step_deadline: float | None = None) -> Budget:
-        """Limits of one trajectory of a source. The deadline of its step is on `time.monotonic`."""
+    def deadline_of(self, step_deadline: float | None = None) -> Deadline:
+        """The deadline of a trajectory that begins now. That of its step is on
+        `time.monotonic`."""
+        deadline = Deadline.after(self.trajectory_s, "trajectory_s", time.monotonic)
+        if step_deadline is None:
+            return deadline
+        return deadline.within(max(0.0, step_deadline - time.monotonic()), "step_s")
+
+    def reward_deadline(self) -> Deadline:
+        """The deadline of a reward that is computed from now on."""
+        return Deadline.after(self.mixed.deadlines.reward_s, "reward_s")
+
+    def budget_of(self, source: str) -> Budget:
+        """Limits of one trajectory of a source."""
         budget = self.budget
-        if step_deadline is not None:
-            left_s = max(0.0, step_deadline - time.monotonic())
-            if left_s < budget.timeout_s:
-                budget = replace(budget, timeout_s=left_s, timeout_name="step_s")
         own = self.mixed.sources.get(source)
         if own is None:
             return budget
@@ -213,10 +225,10 @@ def _read(config: DictConfig) -> LoopSettings:
             max_turns=multi_turn.max_assistant_turns or rollout.response_length,
             response_length=rollout.response_length,
             max_turn_length=multi_turn.get("max_turn_length"),
-            timeout_s=deadlines.trajectory_s,
             turn_timeout_s=deadlines.turn_s,
             answer_reserve=mixed.turns.answer_reserve,
         ),
+        trajectory_s=deadlines.trajectory_s,
         max_actions=multi_turn.max_parallel_calls,
         call_format=multi_turn.get("format"),
         backend=rollout.name,

@@ -49,7 +49,7 @@ class NamedToolsLoop(TurnAgentLoop):
 
     async def begin(self, row: Row) -> None:
         toolbox = self._toolbox(row.source)
-        await toolbox.open()
+        await toolbox.open(self._deadline)
         self.specs = toolbox.specs
         tools = toolbox.begin(self.client, row)
         self._tools = await tools.__aenter__()

@@ -44,6 +44,11 @@ class ProcessDied(RuntimeError):
         self.exitcode = exitcode
 
 
+class CallTimedOut(Exception):
+    """A call was not over in its time, and its process was killed. It is no `TimeoutError`, which
+    the function itself may raise."""
+
+
 class KillablePool:
     """Some processes, for calls from all threads and event loops of this process.
 
@@ -74,7 +79,7 @@ class KillablePool:
             timeout_s: longest time from the beginning of the call.
 
         Raises:
-            TimeoutError: of `concurrent.futures`: the time was over, and the process was killed.
+            CallTimedOut: the time was over, and the process was killed.
             ProcessDied: the process ended during the call, or all ended twice before it began.
         """
         answer = await self._answer(pickle.dumps((function, arguments)), timeout_s)
@@ -91,6 +96,8 @@ class KillablePool:
             try:
                 task = pool.schedule(_called, args=[number, call], timeout=timeout_s)
                 return await _result(task, pool)
+            except asyncio.TimeoutError as error:  # pebble's; also in 3.10, by `wrap_future`
+                raise CallTimedOut(f"not over in {timeout_s} s") from error
             except ProcessExpired as error:
                 code = error.exitcode
                 raise ProcessDied(f"its process ended with exit code {code}", code) from error

@@ -8,7 +8,6 @@ sessions of the process (`agent_loop.loop_settings`).
 """
 
 import logging
-import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +41,7 @@ from agent_loop.turns.observation_style import ChatStyle, InlineStyle, Observati
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
 from config.compat import timeout
-from tool_server.wire.protocol import ToolBackend, ToolTimeout
+from tool_server.wire.protocol import Fault, ToolBackend, ToolTimeout
 
 logger = logging.getLogger(__name__)
 
@@ -141,8 +140,9 @@ class TurnAgentLoop(AgentLoopBase):
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """One output, or a list of them, one for each sequence of the session."""
         settings, row = self.settings, Row.from_columns(columns)
+        self._deadline = settings.deadline_of(row.step_deadline)
         client = await shared_client(settings.tools, settings.mixed)
-        self.client = client.for_source(row.source)
+        self.client = client.for_source(row.source, self._deadline)
         try:
             await self._begin_in_time(row)
             self._begin_session(sampling_params, row)
@@ -151,30 +151,30 @@ class TurnAgentLoop(AgentLoopBase):
             await self.end()
         version = current_version(self.server_manager, row.global_steps)
         check_sequences(type(self), len(rollouts), row.source)
-        judged = await judged_outputs(rollouts, row, self.client, settings, version)
+        tools = client.for_source(row.source, settings.reward_deadline())
+        judged = await judged_outputs(rollouts, row, tools, settings, version)
         outputs: list[AgentLoopOutput] = [output for _, output in judged]
         return outputs if len(outputs) > 1 else outputs[0]
 
     async def _begin_in_time(self, row: Row) -> None:
-        budget = self.settings.budget_of(row.source, row.step_deadline)
-        deadline = timeout(budget.timeout_s)
+        deadline = self._deadline
+        whole = timeout(deadline.left_s())
         try:
-            async with deadline:
+            async with whole:
                 await self.begin(row)
-        except TimeoutError as error:
-            if not deadline.expired():
+        except (TimeoutError, Fault) as error:
+            if not whole.expired() and deadline.left_s():
                 raise
             raise ToolTimeout(
                 f"the tools of source={row.source} did not start within mixed.deadlines."
-                f"{budget.timeout_name}, {budget.timeout_s:g} s; look for what they wait, for "
+                f"{deadline.name}, {deadline.limit_s:g} s; look for what they wait, for "
                 "example start(row) of a class, or raise the deadline"
             ) from error
 
     def _begin_session(self, sampling_params: dict[str, Any], row: Row) -> None:
         self._source, self._extras = row.source, row.extras
         self._engine = _Engine(self, self.settings.sampling_of(self._source, sampling_params))
-        self._budget = self.settings.budget_of(self._source, row.step_deadline)
-        self._ends = time.monotonic() + self._budget.timeout_s
+        self._budget = self.settings.budget_of(self._source)
         self._turns_left = self._budget.max_turns
 
     async def converse(
@@ -203,7 +203,6 @@ class TurnAgentLoop(AgentLoopBase):
             max_turns=min(own.max_turns, max_turns or own.max_turns),
             take_turn=self._take_turn,
             response_length=min(own.response_length, response_length or own.response_length),
-            timeout_s=self._ends - time.monotonic(),
         )
 
         conversation = uuid4().hex
@@ -222,6 +221,7 @@ class TurnAgentLoop(AgentLoopBase):
             style=style,
             codec=codec,
             budget=budget,
+            deadline=self._deadline,
             filler_id=self.tokenizer.eos_token_id,
             acts_at_end=self.acts_at_end,
         )

@@ -1,8 +1,8 @@
 """Records what each trajectory of this process waits for, and logs those that wait too long.
 
 A context variable has the `Activity` of the current trajectory. So the tool client can record
-`limiter` or `tool` without knowing the trajectory. In a task that several trajectories wait for,
-the variable has a `SharedWait`. No verl.
+`limiter`, `server` or `tool` without knowing the trajectory. In a task that several trajectories
+wait for, the variable has a `SharedWait`. No verl.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ class Activity:
     """From 1; 0 before the first."""
 
     waits_for: str = "start"
-    """start, engine, limiter, tool, agent (a program behind the gateway), reward, or what the
-    caller of `waits_for` names."""
+    """start, engine, limiter, tool, server (a tool's server that is away or overloaded), agent (a
+    program behind the gateway), reward, or what the caller of `waits_for` names."""
 
     since: float = 0.0
     """When the wait began, on the watchdog's clock."""
@@ -43,12 +43,22 @@ class Activity:
     waited_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """What it waited for -> seconds, without the wait that has not ended."""
 
+    whole: "Activity | SharedWait | None" = None
+    """That of which this one is a part; see `part_of_activity`."""
+
     def note(self, what: str, turn: int | None = None) -> None:
         now = self.clock()
         self.waited_s[self.waits_for] += now - self.since
         self.waits_for, self.since, self.reported_s = what, now, 0.0
         if turn is not None:
             self.turn = turn
+        if self.whole is not None:
+            self.whole.note(what, turn)
+
+    def waited_for_s(self, what: str) -> float:
+        """Seconds that it waited for this, with a wait that has not ended."""
+        now_s = self.clock() - self.since if self.waits_for == what else 0.0
+        return self.waited_s.get(what, 0.0) + now_s
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +115,20 @@ def current_activity(clock: Callable[[], float]) -> Iterator[Activity]:
     token = _current.set(activity)
     try:
         yield activity
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def part_of_activity() -> Iterator[Activity]:
+    """The activity of a part of the current trajectory, for example of one of several calls side by
+    side: only its own waits are in it, and they are recorded for the trajectory too."""
+    whole = _current.get()
+    clock = whole.clock if isinstance(whole, Activity) else time.monotonic
+    part = Activity(source="", row_id="", since=clock(), clock=clock, whole=whole)
+    token = _current.set(part)
+    try:
+        yield part
     finally:
         _current.reset(token)
 

@@ -68,7 +68,7 @@ async def bare_httpx(url: str, _: Path) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def ours(url: str, folder: Path, cached: bool = False) -> AsyncIterator[Ask]:
-    """With limiter, slots, retries, breaker and metrics on."""
+    """With limiter, slots, retries and metrics on."""
     client = ToolClient(
         url,
         limiter=FileRateLimiter(folder / "rate_limit.state", per_minute=6e9, burst=10_000),

@@ -663,19 +663,28 @@ class MixedConfig(Section):
 class ToolCacheConfig(Section):
     """The cache of results of pure tools, for later equal calls."""
 
-    store: str = Field(default="sqlite", pattern=r"^(sqlite|memory|none|(rediss?|unix)://.+)$")
+    store: Literal["sqlite", "memory", "none"] = "sqlite"
     """sqlite: a file in the run's folder, shared by the processes of a host and kept over a resume.
     memory: each process has its own cache. none: no cache, and equal calls at the same time are not
-    joined. redis://host:port/db: a Redis server, shared by all hosts (`pip install redis`); its
-    setting `maxmemory` limits the size."""
+    joined."""
 
     max_mb: float = Field(default=256.0, gt=0, allow_inf_nan=False)
     """Most megabytes of the sqlite file; the oldest results are removed first. Each process also
     keeps up to 32 MB of results in memory, at most this number."""
 
     ttl_s: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
-    """Seconds that a result is kept. Delete the file after a change of the corpus or of the
-    sandbox's limits, because otherwise old results are served until then."""
+    """Seconds that a result is kept. After a change of the corpus, the packages or the limits of a
+    tool server, its earlier results are not found any more: its fingerprint is in the key."""
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _is_no_redis(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.startswith(("redis", "unix:")):
+            raise ValueError(
+                f"{value.partition(':')[0]}: release 2.0 has no store on a Redis server any more; "
+                "leave this key out: the processes of a host share a file in the run's folder"
+            )
+        return value
 
 
 class ToolConfig(Section):
@@ -686,7 +695,9 @@ class ToolConfig(Section):
     commas, or as a list), each call goes to the least loaded server that answers."""
 
     max_retries: int = Field(default=3, ge=0)
-    """Attempts after the first one, on 429, 5xx and broken connections."""
+    """Attempts after the first one, where the tool answers that it failed (500, an answer that
+    cannot be read). A server that does not answer (no connection, 429, 502, 503, 504) is asked
+    until `timeout` instead, unless the call may have been executed and must not run twice."""
 
     timeout: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds for one tool call, including waiting and all attempts."""

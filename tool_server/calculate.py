@@ -65,8 +65,10 @@ class Calculate:
             async with self.slots.hold():
                 try:
                     answer = await self.algebra.answer(asked.expression)
-                except (Overloaded, WorkerLost) as error:
+                except Overloaded as error:
                     raise json_error(web.HTTPServiceUnavailable, str(error)) from error
+                except WorkerLost as error:  # maybe because of the expression
+                    raise json_error(web.HTTPInternalServerError, str(error)) from error
         except CalculationError as error:
             answer = {"error": str(error)}
         return json_answer(answer)

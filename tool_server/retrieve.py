@@ -4,6 +4,7 @@ The results come from an index of this server or from another search engine; the
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -20,9 +21,9 @@ from tool_server.http import (
     json_error,
 )
 from tool_server.search import PassageIndex
-from tool_server.search.upstream import SearchHit, UpstreamFault, upstream_of
+from tool_server.search.upstream import SearchHit, upstream_of
 from tool_server.settings import ServerSettings
-from tool_server.wire.protocol import NOT_EXECUTED
+from tool_server.wire.protocol import NOT_EXECUTED, Again, ToolTimeout, ToolUnavailable
 
 TOPK = 3
 """Results per query if the request names no number; the default of Search-R1's server."""
@@ -128,8 +129,8 @@ class Retrieve:
                 return await self._in_threads(queries, topk)
             try:
                 return await self.upstream.search(queries, topk)
-            except UpstreamFault as fault:
-                raise _refusal(fault) from fault
+            except ToolUnavailable as fault:
+                raise _refusal(fault, self.upstream.name) from fault
 
     async def _in_threads(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
         """Search the index in threads; tantivy releases the GIL while it searches."""
@@ -174,11 +175,14 @@ def hits_of_index(index: PassageIndex, queries: Sequence[str], topk: int) -> lis
     ]
 
 
-def _refusal(fault: UpstreamFault) -> web.HTTPException:
-    kinds = {
-        429: web.HTTPTooManyRequests,
-        503: web.HTTPServiceUnavailable,
-        504: web.HTTPGatewayTimeout,
-    }
-    wait = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
-    return json_error(kinds.get(fault.status, web.HTTPBadGateway), str(fault), wait)
+def _refusal(fault: ToolUnavailable, engine: str) -> web.HTTPException:
+    """The answer for a fault of another engine: 429 if it is overloaded and 503 if it is away, for
+    which all callers wait; 504 for no answer in time, 502 if it failed or answered wrongly."""
+    why = f"cannot search by {engine}: {fault}"
+    if fault.again is not Again.UNTIL_DEADLINE:
+        return json_error(web.HTTPBadGateway, why)
+    if isinstance(fault, ToolTimeout):
+        return json_error(web.HTTPGatewayTimeout, why)
+    kind = web.HTTPTooManyRequests if fault.is_overload else web.HTTPServiceUnavailable
+    pause_s = max(1, math.ceil(fault.retry_after_s or 0))
+    return json_error(kind, why, {"Retry-After": str(pause_s)})

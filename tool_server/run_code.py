@@ -217,7 +217,7 @@ class RunCode:
             except InterpreterGone as gone:
                 return sandbox_error(str(gone)) | {"session": {"id": name, "gone": True}}
             except InterpretersFull as full:
-                # Without Retry-After, which the client takes for a pause of all its calls: the
+                # Without Retry-After the client takes it for a matter of this call alone: the
                 # cells of the other sessions must go on, so that sessions end.
                 raise json_error(web.HTTPTooManyRequests, str(full), NOT_EXECUTED) from full
         answer = run_answer(cell.result)
@@ -300,8 +300,8 @@ class RunCode:
                 result = await self._run(program, limits)
             except NotSupported as error:
                 done, passed = not_supported(str(error)), False
-            except SandboxUnavailable as error:  # 503 is no verdict: the caller tries again
-                raise json_error(web.HTTPServiceUnavailable, str(error)) from error
+            except SandboxUnavailable as error:  # 500 is no verdict: the caller tries again
+                raise json_error(web.HTTPInternalServerError, str(error)) from error
             else:
                 done = run_answer(result)
                 # In a thread, because a megabyte of numbers takes 0.2 s.
@@ -352,8 +352,9 @@ def _ran(answer: dict[str, Any]) -> web.Response:
 
 
 def _failed(error: SandboxUnavailable) -> web.Response:
-    """503: the sandbox failed, and a part of the program may have run."""
-    return json_answer(sandbox_error(str(error)), status=503)
+    """500: the sandbox failed, maybe because of the program, a part of which may have run. Not 503,
+    which would say that the server does not answer anybody now."""
+    return json_answer(sandbox_error(str(error)), status=500)
 
 
 def _limits_of(asked: RunCodeRequest) -> Limits:

@@ -1,4 +1,4 @@
-"""Cache in memory for results of pure tools, with single flight: equal calls share one request.
+"""Results of pure tools: kept in memory, with single flight: equal calls share one request.
 
 There is one cache per event loop. Its size is bounded, and the least recently used result is
 dropped first. Failures are never kept. `result_store` shares results between processes.
@@ -7,17 +7,16 @@ dropped first. Failures are never kept. `result_store` shares results between pr
 import asyncio
 import hashlib
 import json
-import math
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from cachetools import TTLCache
 
 from agent_loop.watchdog import SharedWait
-from tool_server.wire.protocol import ToolCall
+from tool_server.wire.protocol import ToolCall, ToolResult
 
 T = TypeVar("T")
 
@@ -32,6 +31,37 @@ def content_key(call: ToolCall) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
+class Results:
+    """Results in memory, by key.
+
+    Args:
+        entries: most results, >= 1.
+        max_bytes: largest sum of their sizes as JSON.
+        ttl_s: seconds that a result is kept.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, entries: int, max_bytes: float, ttl_s: float, clock: Callable[[], float]
+    ) -> None:
+        least = max_bytes / entries  # so that the bound of bytes bounds the number too
+
+        def size_of(result: ToolResult) -> float:
+            return max(least, len(msgspec.json.encode(result.body)))
+
+        self._kept: TTLCache[str, ToolResult] = TTLCache(max_bytes, ttl_s, clock, size_of)
+
+    def get(self, key: str) -> ToolResult | None:
+        return self._kept.get(key)
+
+    def put(self, key: str, result: ToolResult) -> None:
+        """Keep a result, if there is room."""
+        try:
+            self._kept[key] = result
+        except ValueError:  # larger than all results may be
+            self._kept.pop(key, None)
+
+
 @dataclass(slots=True, eq=False)
 class _Flight(Generic[T]):
     """Work under way for one key."""
@@ -42,50 +72,20 @@ class _Flight(Generic[T]):
     """Callers that wait for the task."""
 
 
-class _Entry(NamedTuple):
-    value: Any
-    size_bytes: int
-    expires_at: float
-
-
-class SingleFlightCache(Generic[T]):
-    """Keeps finished values, and lets equal callers share the work that is under way.
+class SingleFlight(Generic[T]):
+    """Lets callers of one key share the work that is under way.
 
     Args:
-        capacity: most values kept, >= 1.
-        keep: whether a finished value may serve later callers too.
-        is_current: whether a kept value may still serve a caller; if not, it is dropped.
         again: decides for a caller whose shared work failed: given the error and the caller's
             remaining seconds, True starts or joins newer work.
-        size_of: size of a value in bytes.
-        capacity_bytes: largest sum of the sizes of all values.
-        ttl_s: seconds that a value is kept.
-        clock: monotonic seconds, for `ttl_s`.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        keep: Callable[[T], bool] = lambda _: True,
-        again: Callable[[BaseException, float], bool] = lambda _, __: False,
-        *,
-        is_current: Callable[[T], bool] = lambda _: True,
-        size_of: Callable[[T], int] = lambda _: 0,
-        capacity_bytes: float = math.inf,
-        ttl_s: float = math.inf,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._capacity, self._keep, self._again = capacity, keep, again
-        self._is_current = is_current
-        self._size_of, self._capacity_bytes = size_of, capacity_bytes
-        self._ttl_s, self._clock = ttl_s, clock
-        self._values: OrderedDict[str, _Entry] = OrderedDict()
+    def __init__(self, again: Callable[[BaseException, float], bool]) -> None:
+        self._again = again
         self._under_way: dict[str, _Flight[T]] = {}
-        self.size_bytes = 0
-        """Sum of the sizes of all values."""
 
     async def get(
-        self, key: str, make: Callable[[float], Coroutine[Any, Any, T]], timeout_s: float
+        self, key: str, make: Callable[[], Coroutine[Any, Any, T]], timeout_s: float
     ) -> tuple[T, bool]:
         """The value of a key; at most one task makes it at a time.
 
@@ -95,7 +95,8 @@ class SingleFlightCache(Generic[T]):
 
         Args:
             key: key of the value.
-            make: makes the value within the given seconds; it does not run in a caller's context.
+            make: makes the value, within a deadline of its own; it does not run in a caller's
+                context.
             timeout_s: seconds that this caller has. Work that it joins may have an earlier
                 deadline: see `again`.
 
@@ -108,45 +109,19 @@ class SingleFlightCache(Generic[T]):
         """
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
-        while (kept := self.kept(key)) is None:
+        while True:
             left_s = deadline - now()
             flight = self._under_way.get(key)
             if flight is None:
-                flight = self._start(key, make, left_s)
+                flight = self._start(key, make)
                 await self._wait(key, flight, None)
                 return flight.task.result(), False
             await self._wait(key, flight, left_s)
             error = flight.task.exception()
-            if error is None or not self._again(error, deadline - now()):
+            if error is None:
                 return flight.task.result(), True
-        return kept, True
-
-    def kept(self, key: str) -> T | None:
-        """The cached value of a key; None if there is none, or it is not current any more."""
-        entry = self._values.get(key)
-        if entry is None:
-            return None
-        if entry.expires_at <= self._clock() or not self._is_current(entry.value):
-            self._drop(key)
-            return None
-        self._values.move_to_end(key)
-        return entry.value
-
-    def put(self, key: str, value: T) -> None:
-        """Cache a value, if `keep` allows it."""
-        if not self._keep(value):
-            return
-        size = self._size_of(value)
-        self._drop(key)
-        self._values[key] = _Entry(value, size, self._clock() + self._ttl_s)
-        self.size_bytes += size
-        while len(self._values) > self._capacity or self.size_bytes > self._capacity_bytes:
-            self._drop(next(iter(self._values)))
-
-    def _drop(self, key: str) -> None:
-        entry = self._values.pop(key, None)
-        if entry is not None:
-            self.size_bytes -= entry.size_bytes
+            if not self._again(error, deadline - now()):
+                raise copy(error) from error  # one that several tasks raise grows with each
 
     async def _wait(self, key: str, flight: _Flight[T], timeout_s: float | None) -> None:
         """Wait for the task; the last caller that leaves before it is done cancels it."""
@@ -163,19 +138,11 @@ class SingleFlightCache(Generic[T]):
         if not done:
             raise TimeoutError
 
-    def _start(
-        self, key: str, make: Callable[[float], Coroutine[Any, Any, T]], timeout_s: float
-    ) -> _Flight[T]:
+    def _start(self, key: str, make: Callable[[], Coroutine[Any, Any, T]]) -> _Flight[T]:
         shared_wait = SharedWait()
-        flight = self._under_way[key] = _Flight(shared_wait.start(make(timeout_s)), shared_wait)
-        flight.task.add_done_callback(lambda _: self._finish(key, flight))
+        flight = self._under_way[key] = _Flight(shared_wait.start(make()), shared_wait)
+        flight.task.add_done_callback(lambda _: self._land(key, flight))
         return flight
-
-    def _finish(self, key: str, flight: _Flight[T]) -> None:
-        self._land(key, flight)
-        task = flight.task
-        if not task.cancelled() and task.exception() is None:
-            self.put(key, task.result())
 
     def _land(self, key: str, flight: _Flight[T]) -> None:
         """Remove the flight, so that nobody joins it; newer work of the same key stays."""

@@ -1,18 +1,26 @@
-"""The tool client: cache, rate limiter, concurrency slots, choice of server, retries, deadline.
+"""The tool client: cache, choice of server, rate limiter, concurrency slot, request, deadline.
 
-A call goes through: cache -> limiter -> slot -> server -> request. A cached answer needs no limiter
-and no slot. Waiting for limiter and slot ends early enough to leave time for the request. A request
-that failed for a passing reason is tried again, with capped exponential backoff and full jitter,
-through the limiter, and at another server if there is one. All processes obey a `Retry-After`.
+A cached answer needs no limiter and no slot. A request that failed is tried again as long as that
+can help (`tool_server.wire.http` has the table):
 
-A cached answer serves only callers whose servers would answer the same: it is kept with its origin
-(`ToolResult.origin`), and looked up under the last origins that the servers named.
+- It was certainly not executed: until the deadline. Callers of a server that is away wait together
+  (`agent_loop.calls.servers`), which costs no attempt.
+- It may have been executed, and nobody answered: until the deadline, if the call may run twice.
+- The tool answered that it failed: `max_retries` times, if the call may run twice.
+
+The pauses between attempts grow, with full jitter. All processes obey a `Retry-After`. Waiting for
+limiter and slot ends early enough to leave time for the request.
+
+A cached answer serves only callers whose servers would answer the same: it is kept with the
+fingerprint of what answered (`ToolResult.origin`), and looked up under those that the servers named
+last.
 
 Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
 """
 
 import asyncio
 import logging
+import math
 import os
 import random
 import time
@@ -21,27 +29,32 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from socket import gethostname
+from typing import Any, TypeVar
 
 import aiohttp
-import msgspec
 from typing_extensions import Self
 
-from agent_loop.calls.cache import SingleFlightCache, content_key
+from agent_loop.calls.cache import Results, SingleFlight, content_key
 from agent_loop.calls.limiter import make_limiter, state_path
 from agent_loop.calls.loop_throttle import LoopThrottle
 from agent_loop.calls.own_limits import OwnLimits, limited
-from agent_loop.calls.result_store import Store, open_store_of
-from agent_loop.calls.routes import Limiter, RequestFailed, Route, Slots
-from agent_loop.calls.servers import Server, Servers
-from agent_loop.calls.transport import HttpTransport
+from agent_loop.calls.result_store import ResultStore
+from agent_loop.calls.routes import Limiter, Route, Slots
+from agent_loop.calls.servers import LONGEST_PAUSE_S, Server, Servers
+from agent_loop.calls.tool_requests import ToolRequests
+from agent_loop.deadline import CLOSE_S, Deadline
 from agent_loop.watchdog import waits_for
-from config.compat import gather_all, timeout
-from config.schema import MixedConfig, ToolConfig
+from config.compat import timeout
+from config.schema import MixedConfig, ToolCacheConfig, ToolConfig
 from rate_limit.slots import FileSlots
 from tool_server.wire.protocol import (
     END_SESSION,
+    Again,
+    Fault,
     ToolCall,
+    ToolRejected,
     ToolResult,
     ToolTimeout,
     ToolUnavailable,
@@ -51,52 +64,70 @@ from tool_server.wire.responses import decode, dumps, may_be_cached
 BACKOFF_START_S = 0.25
 BACKOFF_CAP_S = 8.0
 
+LOOK_AGAIN_S = 0.5
+"""How often the callers of a server that is away look whether one of them had an answer."""
+
 CALLS_PER_TURN = 64
 """Calls that start in one pass of the event loop; see `LoopThrottle`."""
 
-LATE_S = 1.0
-"""If the event loop notices the end of a call's time so late, the loop stood still, and the answer
-may have been waiting: the server's breaker does not count the failure."""
-
-HEALTH_S = 2.0
-"""Longest wait for the servers' `/health` before the first look into a shared store."""
-
+CACHE_ENTRIES = 4096
 CACHE_BYTES = 32 << 20
-"""Size of all results in memory, per event loop."""
+"""Most results in memory, per event loop, and their size."""
 
+NOT_TWICE = (
+    "it may have been executed, so it is not sent again; for a tool that may run twice, set "
+    "`retry` in its entry of `tools`"
+)
+NO_PLACE = (
+    "raise rate_limit_per_minute, max_workers or timeout under tool_config, or the tool's own "
+    "rate, slots and timeout"
+)
+
+PURE_TOOLS = frozenset({"retrieve", "calculate"})
+"""Tools whose answer depends only on the call. `run_code` is pure if its program is."""
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
 
-class LimitRoute(Protocol):
-    def __call__(self, route: Route, limits: OwnLimits) -> Route:
-        """The route with limits of its own."""
-        ...
-
-
 @dataclass(slots=True)
 class _Progress:
     """How far a call is."""
 
-    asked: Server | None = None
-    """The server at which a request is under way; None while the call waits for its turn."""
+    server: Server | None = None
+    """The server that is asked, or for which it waits; None while it waits for limiter or slot."""
+
+    limiter_wait_s: float = 0.0
+    server_wait_s: float = 0.0
+    requests: int = 0
+    """Those that may have been executed."""
+
+    failures: int = 0
+    """Those that the tool answered with a failure."""
+
+    pauses: int = 0
+    tried: set[Server] = field(default_factory=set)
+    tries: Server | None = None
+    """The server that is away and that this call is to try."""
+
+    is_asking: bool = False
+    """Whether a request is under way."""
+
+    last: Fault | None = None
+
+    def begin(self, server: Server) -> None:
+        """A request is sent."""
+        self.server, self.tries, self.is_asking = server, None, True
+        self.requests += 1
 
 
 @dataclass(slots=True)
 class _Opened:
     """Open resources of a client, shared by the clients of all sources."""
 
-    transport: HttpTransport | None = None
-    store: Store | None = None
-    health: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while `/health` of the servers is asked."""
-
-    health_was_asked: bool = False
-    local_origins: set[str] = field(default_factory=set)
-    """Origins of results of local routes; they never change."""
-
+    requests: ToolRequests | None = None
+    store: ResultStore | None = None
     resources: dict[Hashable, Any] = field(default_factory=dict)
     """What `resource` made."""
 
@@ -109,7 +140,8 @@ class ToolClient:
         limiter: shared rate limit; None for no limit.
         slots: shared concurrency limit; None for no limit.
         timeout_s: seconds for one call, with its waits, attempts and pauses.
-        max_retries: attempts after the first one.
+        max_retries: attempts after the first one, where the tool answers that it failed.
+        patience_s: seconds that a call waits for servers that are away.
         cache_size: results of pure tools kept in memory; 0 turns cache and store off.
         cache_bytes: largest size of all these results.
         cache_ttl_s: seconds that a result is kept.
@@ -130,69 +162,61 @@ class ToolClient:
         slots: Slots | None = None,
         timeout_s: float = 30.0,
         max_retries: int = 3,
-        cache_size: int = 4096,
+        patience_s: float = math.inf,
+        cache_size: int = CACHE_ENTRIES,
         cache_bytes: float = CACHE_BYTES,
         cache_ttl_s: float = 86_400.0,
-        open_store: Callable[[], Store | None] | None = None,
+        open_store: Callable[[], ResultStore | None] = lambda: None,
         deterministic_code: bool = True,
-        limits: LimitRoute | None = None,
+        limits: Callable[[Route, OwnLimits], Route] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         urls = [each.rstrip("/") for each in ([url] if isinstance(url, str) else url)]
-        self.url = ", ".join(urls)
         self.source = ""
         """Source of the calls, for the limiter."""
+
+        self.deadline: Deadline | None = None
+        """Of the trajectory whose calls these are."""
 
         self._limiter, self._slots = limiter, slots
         self._sleep, self.clock = sleep, clock
         self._rng = rng or random.Random()
+        self._patience_s = patience_s
         self.limits = limits or _limited_alone
         self._throttle = LoopThrottle(CALLS_PER_TURN)
-        servers = self._servers = Servers(urls, timeout_s, clock)
+        servers = Servers(urls, timeout_s, clock)
         self.route = Route(
             servers=servers,
             post=self._post_http,
             timeout_s=timeout_s,
             max_retries=max_retries,
-            advice=f"is the server up, and the rate limit high enough? ask {self.url}/health",
+            advice="is the server up, and the rate limit high enough? ask "
+            f"{', '.join(urls)}/health",
         )
         """How calls of this client are answered."""
 
-        opened = self._opened = _Opened()
-        self._open_store = open_store if cache_size else None
-        self._cache = None
+        self.opened = _Opened()
+        self._open_store = open_store if cache_size else lambda: None
         self._deterministic_code = deterministic_code
+        self._results = None
+        if cache_size:
+            self._results = Results(cache_size, cache_bytes, cache_ttl_s, clock)
 
         def again(error: BaseException, left_s: float) -> bool:
             return isinstance(error, ToolTimeout) and left_s > servers.request_s
 
-        def is_current(result: ToolResult) -> bool:
-            own = opened.local_origins
-            return result.origin in own or result.origin in servers.origins(result.tool)
-
-        if cache_size:
-            self._cache = SingleFlightCache[ToolResult](
-                cache_size,
-                may_be_cached,
-                again,
-                is_current=is_current,
-                size_of=lambda result: len(msgspec.json.encode(result.body)),
-                capacity_bytes=cache_bytes,
-                ttl_s=cache_ttl_s,
-                clock=clock,
-            )
+        self._flights = SingleFlight[ToolResult](again)
 
     async def __aenter__(self) -> Self:
-        self._opened.transport = HttpTransport()
-        if self._open_store is not None:
-            self._opened.store = self._open_store()
+        self.opened.requests = ToolRequests()
+        self.opened.store = self._open_store()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        opened = self._opened
-        transport, opened.transport = opened.transport, None
+        opened = self.opened
+        requests, opened.requests = opened.requests, None
         store, opened.store = opened.store, None
         resources, opened.resources = opened.resources, {}
         try:
@@ -202,43 +226,42 @@ class ToolClient:
                         await close()
                     except Exception:  # the others are still closed
                         logger.exception("cannot close %s", type(resource).__name__)
-            if transport is not None:
-                await transport.close()
+            if requests is not None:
+                await requests.session.close()
         finally:
             if store is not None:
                 await store.close()
 
-    def for_source(self, source: str) -> Self:
-        """A client for calls of one source; it shares everything with this client, also being
-        open."""
+    def for_source(self, source: str, deadline: Deadline | None = None) -> Self:
+        """A client for the calls of one source, or of one trajectory that has a deadline; it shares
+        everything with this client, also being open."""
         twin = copy(self)
-        twin.source = source
+        twin.source, twin.deadline = source, deadline
         return twin
 
     def on(self, route: Route) -> Self:
         """A client whose calls take another route; it shares everything else with this client."""
         twin = copy(self)
         twin.route = route
-        if route.key:
-            self._opened.local_origins.update(*(s.origins.values() for s in route.servers.all))
         return twin
-
-    def forget_resources(self) -> None:
-        self._opened.resources.clear()
 
     def resource(self, key: Hashable, make: Callable[[], R]) -> R:
         """What this client's event loop has under a key; made at first use. If it has a method
         `close`, that is awaited when the client is closed."""
-        if key not in self._opened.resources:
-            self._opened.resources[key] = make()
-        return self._opened.resources[key]
+        if key not in self.opened.resources:
+            self.opened.resources[key] = make()
+        return self.opened.resources[key]
 
     @property
     def session(self) -> aiohttp.ClientSession:
         """The open HTTP session, also for routes to other HTTP servers."""
-        if self._opened.transport is None:
+        return self._requests.session
+
+    @property
+    def _requests(self) -> ToolRequests:
+        if self.opened.requests is None:
             raise RuntimeError("a call outside `async with ToolClient(...)`")
-        return self._opened.transport.session
+        return self.opened.requests
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
@@ -247,24 +270,23 @@ class ToolClient:
         is closed unless other callers wait for the same answer.
 
         Raises:
-            ToolRejected: the server refuses this call (4xx but 429): the model's own mistake.
-            ToolUnavailable: no valid answer within the deadline or after all retries, the breakers
-                of all servers or of the session's server are open, or a server refuses the token.
+            ToolRejected: the server refuses what the model wrote.
+            ToolUnavailable: no answer within the deadline, the tool failed in all attempts, or a
+                server refuses the token.
         """
-        came_at = self.clock()
+        deadline = Deadline.after(self.route.timeout_s, "timeout", self.clock)
+        if call.tool == END_SESSION:  # also after the deadline of the trajectory
+            deadline = deadline.within(CLOSE_S, "timeout")
+        elif (own := self.deadline) is not None:
+            deadline = deadline.within(own.left_s(), f"the rest of mixed.deadlines.{own.name}")
         await self._throttle.enter()
-        timeout_s = self.route.timeout_s - (self.clock() - came_at)
-        if self._cache is not None and self._is_pure(call):
-            return await self._call_cached(self._cache, call, timeout_s)
+        if self._results is not None and self._is_pure(call):
+            return await self._call_cached(self._results, call, deadline)
         try:
-            return await self._call_in_time(call, timeout_s)
+            return await self._call_in_time(call, deadline)
         finally:
             if call.tool == END_SESSION:
                 self.route.servers.forget(call.session)
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(server.url for server in self.route.servers.all)
 
     def _is_pure(self, call: ToolCall) -> bool:
         """Whether the answer depends only on the call."""
@@ -277,195 +299,235 @@ class ToolClient:
         return call.tool in PURE_TOOLS
 
     async def _call_cached(
-        self, cache: SingleFlightCache[ToolResult], call: ToolCall, timeout_s: float
+        self, results: Results, call: ToolCall, deadline: Deadline
     ) -> ToolResult:
         key = f"{content_key(call)}{self.route.key}"
-        try:
-            result, joined = await cache.get(key, partial(self._make, key, call), timeout_s)
-        except TimeoutError as error:
-            raise ToolTimeout(
-                f"no answer from {self._names} for tool={call.tool!r} within timeout="
-                f"{self.route.timeout_s:g} s to an equal call that this one joined; "
-                f"{self.route.advice}",
-                tool=call.tool,
-            ) from error
-        if joined:
-            return replace(result, latency_s=0.0, limiter_wait_s=0.0, attempts=0, cached=True)
-        return result
+        result, joined = self._known(results, key, call), True
+        if result is None:
+            make = partial(self._make, results, key, call, deadline)
+            try:
+                result, joined = await self._flights.get(key, make, deadline.left_s())
+            except TimeoutError as error:
+                why = "an equal call that this one joined has no answer"
+                raise self._lost(call, deadline, _Progress(), why, ToolTimeout) from error
+        if not joined:
+            return result
+        return replace(
+            result, latency_s=0.0, limiter_wait_s=0.0, server_wait_s=0.0, attempts=0, cached=True
+        )
 
-    async def _make(self, key: str, call: ToolCall, timeout_s: float) -> ToolResult:
-        """The stored result, or the result of a new request."""
-        if (store := self._opened.store) is None:
-            return await self._call_in_time(call, timeout_s)
-        started = self.clock()
-        if self.route.is_http:
-            await self._ask_health(min(HEALTH_S, timeout_s / 4))
-        for origin in self.route.servers.origins(call.tool):
-            body = await store.get(f"{key}:{origin}")
+    def _known(self, results: Results, key: str, call: ToolCall) -> ToolResult | None:
+        """A result, in memory or in the store, of one that may answer the call now."""
+        for origin in self.route.origins(call.tool):
+            if (kept := results.get(f"{key}:{origin}")) is not None:
+                return kept
+            if (store := self.opened.store) is None:
+                continue
             with suppress(ValueError, RecursionError):  # another program wrote this
-                if body is not None:
-                    body = decode(call, dumps(body))
-                    return ToolResult(
-                        body=body, attempts=0, cached=True, tool=call.tool, origin=origin
-                    )
-        result = await self._call_in_time(call, timeout_s - (self.clock() - started))
-        if self._opened.store is not None and may_be_cached(result):
-            store.put(f"{key}:{result.origin}", result.body)
+                if (stored := store.get(f"{key}:{origin}")) is not None:
+                    body = decode(call, dumps(stored))
+                    result = ToolResult(body=body, tool=call.tool, origin=origin)
+                    results.put(f"{key}:{origin}", result)
+                    return result
+        return None
+
+    async def _make(
+        self, results: Results, key: str, call: ToolCall, deadline: Deadline
+    ) -> ToolResult:
+        """The result of a new request, which is kept."""
+        result = await self._call_in_time(call, deadline)
+        if may_be_cached(result):
+            results.put(f"{key}:{result.origin}", result)
+            if self.opened.store is not None:
+                self.opened.store.put(f"{key}:{result.origin}", result.body)
         return result
 
-    async def _ask_health(self, timeout_s: float) -> None:
-        """Ask the servers once for their origins, without which the store has no keys."""
-        opened = self._opened
-        if opened.health_was_asked or (transport := opened.transport) is None:
-            return
-        async with opened.health:
-            if not opened.health_was_asked:
-                servers = self._servers.all
-                await gather_all([transport.ask_origins(each, timeout_s) for each in servers])
-                opened.health_was_asked = True
-
-    async def _call_in_time(self, call: ToolCall, timeout_s: float) -> ToolResult:
-        route, progress = self.route, _Progress()
-        deadline = self.clock() + timeout_s
+    async def _call_in_time(self, call: ToolCall, deadline: Deadline) -> ToolResult:
+        progress, started = _Progress(), self.clock()
         try:
-            async with timeout(timeout_s):
-                return await self._attempts(call, progress, timeout_s)
+            async with timeout(deadline.left_s()):
+                result = await self._answer(call, deadline, progress)
         except TimeoutError as error:  # a LimiterTimeout is one
-            server = progress.asked
-            if server is None:
-                raise ToolTimeout(
-                    f"no place for tool={call.tool!r} at {self._names} within "
-                    f"timeout={route.timeout_s:g} s ({str(error) or 'it still waited'}); raise "
-                    "rate_limit_per_minute, max_workers or timeout under tool_config, or the "
-                    "tool's own rate, slots and timeout",
-                    tool=call.tool,
-                ) from error
-            if self.clock() - deadline < LATE_S:
-                route.servers.note_failure(server)
-            raise ToolTimeout(
-                f"no answer from {server.url} for tool={call.tool!r} within "
-                f"timeout={route.timeout_s:g} s; {route.advice}",
-                tool=call.tool,
-            ) from error
+            fault = self._too_late(call, deadline, progress, str(error))
+            fault.server_wait_s = progress.server_wait_s
+            raise fault from error
+        except Fault as fault:
+            fault.server_wait_s = progress.server_wait_s
+            raise
+        waits_s = progress.limiter_wait_s + progress.server_wait_s
+        return replace(
+            result,
+            latency_s=self.clock() - started - waits_s,
+            limiter_wait_s=progress.limiter_wait_s,
+            server_wait_s=progress.server_wait_s,
+            attempts=progress.requests,
+        )
 
-    async def _attempts(self, call: ToolCall, progress: _Progress, timeout_s: float) -> ToolResult:
-        route, clock, limiter = self.route, self.clock, self._limiter
-        servers = route.servers
-        limiter_wait_s = 0.0
-        started = clock()
-        deadline = started + timeout_s
-        tried: list[Server] = []
+    async def _answer(self, call: ToolCall, deadline: Deadline, progress: _Progress) -> ToolResult:
+        """The answer of the first request that has one."""
+        route, clock, servers = self.route, self.clock, self.route.servers
+        has_grant = False
 
         def for_waiting_s() -> float:
-            # `servers` may be those of routes with a longer timeout.
-            reserved_s = min(servers.request_s, route.timeout_s / 4)
-            return max(0.0, deadline - reserved_s - clock())
+            """The rest is the request's."""
+            return max(0.0, deadline.left_s() - min(servers.request_s, deadline.limit_s / 4))
 
-        for attempt in range(1, route.max_retries + 2):
-            servers.check(call)
-            waited_from = clock()
+        while True:
+            await self._turn(call, deadline, progress)
+            waited_from, progress.server = clock(), None
             waits_for("limiter")
-            if route.limiter is not None:  # first, because a grant of the run's limit expires
-                await route.limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
-            if limiter is not None:
+            # the tool's own first, because a grant of the run's limit expires
+            for limiter in filter(None, () if has_grant else (route.limiter, self._limiter)):
                 await limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
+            has_grant = True
             own = _held(route.slots, for_waiting_s())
             async with own, _held(self._slots, for_waiting_s()):
-                server = servers.choose(call, tried)
                 asked_at = clock()
-                limiter_wait_s += asked_at - waited_from
-                progress.asked = server
-                server.in_flight += 1
+                progress.limiter_wait_s += asked_at - waited_from
+                server = servers.choose(call, progress.tried, progress.tries)
+                if server.away_since is not None and server is not progress.tries:
+                    continue  # it went away meanwhile; the grant stays
+                has_grant, was_executed = False, True
+                progress.begin(server)
+                servers.begin(server, call)
                 waits_for("tool")
-                was_executed = True
                 try:
-                    if len(servers.all) == 1:
-                        outcome = await route.post(call, server)
-                    else:
-                        outcome = await self._request_of_several(call, server, tried, deadline)
-                except RequestFailed as failure:
-                    outcome, was_executed = failure, failure.was_executed
+                    result = await self._post(call, server, deadline, progress)
+                    servers.note_answer(server, clock() - asked_at, call.tool, result.origin)
+                    return result
+                except ToolRejected:
+                    server.note_answer()
+                    raise
+                except ToolUnavailable as error:
+                    fault, was_executed = error, error.executed
                 finally:
-                    server.in_flight -= 1
-                    servers.release(call, was_executed=was_executed)
-            progress.asked = None
-            if not isinstance(outcome, RequestFailed):
-                now = clock()
-                servers.note_answer(server, now - asked_at, call.tool, outcome.origin)
-                return replace(
-                    outcome,
-                    latency_s=now - started - limiter_wait_s,
-                    limiter_wait_s=limiter_wait_s,
-                    attempts=attempt,
-                )
-            if outcome.blames_server:
-                servers.note_failure(server)
-            tried.append(server)
-            await self._pause(attempt, outcome, server, tried, call, for_waiting_s)
-        raise AssertionError("the last attempt returns or raises")
+                    servers.end(server, call, was_executed=was_executed)
+            await self._pause(call, server, fault, deadline, progress)
+
+    async def _turn(self, call: ToolCall, deadline: Deadline, progress: _Progress) -> None:
+        """Wait until a server may be asked; while all are away, until this call may try one."""
+        while left_s := deadline.left_s():
+            server = self.route.servers.choose(call, progress.tried, progress.tries)
+            if server is progress.tries:
+                return
+            wait_s = server.take_turn(self.clock())
+            if not wait_s:
+                progress.tries = server if server.away_since is not None else None
+                return
+            progress.server = server
+            is_over = call.tool == END_SESSION  # the session ended with the server, or will
+            if is_over or progress.server_wait_s >= self._patience_s:
+                raise self._lost(call, deadline, progress)
+            await self._wait_for_server(min(wait_s, left_s, LOOK_AGAIN_S), progress)
+        raise TimeoutError
+
+    async def _wait_for_server(self, seconds: float, progress: _Progress) -> None:
+        waits_for("server")
+        started = self.clock()
+        try:
+            await self._sleep(seconds)
+        finally:
+            progress.server_wait_s += self.clock() - started
 
     async def _pause(
         self,
-        attempt: int,
-        last: RequestFailed,
-        server: Server,
-        tried: Sequence[Server],
         call: ToolCall,
-        for_waiting_s: Callable[[], float],
+        server: Server,
+        fault: ToolUnavailable,
+        deadline: Deadline,
+        progress: _Progress,
     ) -> None:
-        """Wait before the next attempt, or raise `ToolUnavailable` if there is none."""
+        """Wait before the next attempt, or raise the fault if there is none."""
         route = self.route
-        retry_after_s = last.retry_after_s or 0.0
-        if last.is_overload or last.retry_after_s is not None:
-            if route.servers.has_other(tried):  # the other server can be asked without the pause
-                route.servers.pause(server, retry_after_s)
-                retry_after_s = 0.0
+        progress.last, progress.is_asking = fault, False
+        progress.requests -= not fault.executed
+        progress.failures += fault.again is Again.COUNTED
+        progress.tried.add(server)
+        if fault.is_overload or (fault.again is Again.NEVER and not fault.is_away):
+            server.note_answer()
+        else:
+            server.note_failure(self.clock(), fault)
+        pause_s = fault.retry_after_s or 0.0
+        if fault.is_overload or fault.retry_after_s is not None:
+            if route.servers.has_other(call, progress.tried):  # it can be asked without the pause
+                server.ask_at = max(server.ask_at, self.clock() + pause_s)
+                pause_s = 0.0
             # Another program's overload must not slow down the calls of the tool servers.
             limiter = route.limiter or (self._limiter if route.is_http else None)
             if limiter is not None:
-                await limiter.penalise_async(retry_after_s)
-        cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
-        pause_s = max(retry_after_s, self._rng.uniform(0.0, cap_s))
-        kind, advice = ToolUnavailable, route.advice
-        if last.was_executed and not call.idempotent:
-            advice = (
-                "it may have been executed, so it is not tried again; if it may run twice, set "
-                "`retry` in its entry of `tools` (ToolCall.idempotent)"
-            )
-        elif attempt <= route.max_retries:
-            if pause_s < for_waiting_s():
-                await self._sleep(pause_s)
-                return
-            kind = ToolTimeout
-        raise kind(
-            f"no answer from {server.url} for tool={call.tool!r}: {attempt} attempts within "
-            f"timeout={route.timeout_s:g} s, last: {last}; {advice}",
-            tool=call.tool,
-        ) from last
+                await limiter.penalise_async(pause_s)
+        if fault.again is Again.NEVER:
+            raise fault
+        if fault.executed and not call.idempotent:
+            raise self._lost(call, deadline, progress, NOT_TWICE) from fault
+        if progress.failures > route.max_retries:
+            raise self._lost(call, deadline, progress) from fault
+        left_s = deadline.left_s()
+        if pause_s and pause_s >= left_s:
+            raise self._lost(call, deadline, progress, kind=ToolTimeout) from fault
+        cap_s = LONGEST_PAUSE_S if fault.is_away else BACKOFF_CAP_S
+        cap_s = min(cap_s, BACKOFF_START_S * 2 ** min(progress.pauses, 9))
+        progress.pauses += 1
+        pause_s = min(left_s, max(pause_s, self._rng.uniform(0.0, cap_s)))
+        if fault.again is Again.COUNTED:
+            await self._sleep(pause_s)
+        else:
+            await self._wait_for_server(pause_s, progress)
 
-    async def _request_of_several(
-        self, call: ToolCall, server: Server, tried: Sequence[Server], deadline: float
+    async def _post(
+        self, call: ToolCall, server: Server, deadline: Deadline, progress: _Progress
     ) -> ToolResult:
-        """A request that gets half of the remaining time, so that another server can still be
-        asked."""
+        """One request. If another server could answer too, it gets half of the time that is
+        left."""
         route = self.route
-        if not call.idempotent or not route.servers.has_other([*tried, server]):
+        others_tried = {*progress.tried, server}
+        if not call.idempotent or not route.servers.has_other(call, others_tried):
             return await route.post(call, server)
-        patience_s = (deadline - self.clock()) / 2
-        limit = timeout(patience_s)
+        patience = timeout(deadline.left_s() / 2)
         try:
-            async with limit:
+            async with patience:
                 return await route.post(call, server)
         except TimeoutError as error:
-            if not limit.expired():
+            if not patience.expired():
                 raise
-            raise RequestFailed(f"no answer within {patience_s:.1f} s") from error
+            raise ToolUnavailable(
+                "no answer in half of the time", tool=call.tool, again=Again.UNTIL_DEADLINE
+            ) from error
+
+    def _lost(
+        self,
+        call: ToolCall,
+        deadline: Deadline,
+        progress: _Progress,
+        why: str = "",
+        kind: type[ToolUnavailable] = ToolUnavailable,
+    ) -> ToolUnavailable:
+        server = progress.server
+        parts = [f"{progress.requests} attempts"]
+        if progress.server_wait_s:
+            parts.append(f"{progress.server_wait_s:.1f} s of waiting for the server")
+        if last := progress.last or (server.last_fault if server is not None else ""):
+            parts.append(f"last: {last}")
+        return kind(
+            f"no answer from {self.route.names if server is None else server.name} for "
+            f"tool={call.tool!r} within {deadline.name}={deadline.limit_s:.3g} s: "
+            f"{', '.join(parts)}{f'; {why}' if why else ''}; {self.route.advice}",
+            tool=call.tool,
+        )
+
+    def _too_late(
+        self, call: ToolCall, deadline: Deadline, progress: _Progress, words: str
+    ) -> ToolUnavailable:
+        """The fault of a call whose time is over."""
+        why = ""
+        if progress.is_asking and progress.server is not None:
+            progress.server.note_failure(self.clock())
+        elif progress.server is None and deadline.limit_s:
+            why = f"no place in the limiter or the slots ({words or 'it still waited'}); {NO_PLACE}"
+        return self._lost(call, deadline, progress, why, ToolTimeout)
 
     async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
-        transport = self._opened.transport
-        if transport is None:
-            raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
-        return await transport.post(call, server)
+        return await self._requests.post(call, server)
 
 
 def _limited_alone(route: Route, limits: OwnLimits) -> Route:
@@ -480,8 +542,16 @@ def _held(slots: Slots | None, timeout_s: float) -> AbstractAsyncContextManager[
     return nullcontext() if slots is None else slots.hold_async(timeout_s)
 
 
-PURE_TOOLS = frozenset({"retrieve", "calculate"})
-"""Tools whose answer depends only on the call. `run_code` is pure if its program is."""
+def store_of(cache: ToolCacheConfig, run_dir: str) -> ResultStore | None:
+    """The store of a run's results; None if processes do not share them.
+
+    There is one file per host, because SQLite's log needs memory that only processes of one host
+    share.
+    """
+    if cache.store != "sqlite":
+        return None
+    path = Path(run_dir) / f"tool_cache.{gethostname()}.sqlite"
+    return ResultStore(path, cache.max_mb * 2**20, cache.ttl_s)
 
 
 @dataclass(slots=True)
@@ -492,14 +562,14 @@ class _Shared:
 
 # The key has the pid, because a forked child inherits the dict, and the loop itself, because the id
 # of a loop can be reused.
-_shared: dict[tuple[int, asyncio.AbstractEventLoop, ToolConfig, str], _Shared] = {}
+_Key = tuple[int, asyncio.AbstractEventLoop, ToolConfig, str]
+_shared: dict[_Key, _Shared] = {}
 
 
 async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
     """The client of this event loop, created on first use and closed when the loop ends."""
     key = (os.getpid(), asyncio.get_running_loop(), config, mixed.run_dir)
     if key not in _shared:
-        _forget_closed_loops()
         cache = config.cache
         client = ToolClient(
             config.server_urls,
@@ -507,36 +577,22 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
             slots=FileSlots(state_path(config, mixed).with_suffix(".slots"), config.max_workers),
             timeout_s=config.timeout,
             max_retries=config.max_retries,
-            cache_size=0 if cache.store == "none" else 4096,
+            cache_size=0 if cache.store == "none" else CACHE_ENTRIES,
             cache_bytes=min(CACHE_BYTES, cache.max_mb * 2**20),
             cache_ttl_s=cache.ttl_s,
-            open_store=partial(open_store_of, cache, mixed.run_dir),
+            open_store=partial(store_of, cache, mixed.run_dir),
             deterministic_code=config.deterministic_code,
             limits=partial(limited, tools=config, mixed=mixed),
         )
-        _shared[key] = _Shared(client, _close_with_loop(client))
+        _shared[key] = _Shared(client, _close_with_loop(key))
         await client.__aenter__()
         await _shared[key].until_loop_ends.__anext__()
     return _shared[key].client
 
 
-async def _close_with_loop(client: ToolClient) -> AsyncGenerator[None, None]:
+async def _close_with_loop(key: _Key) -> AsyncGenerator[None, None]:
     """Closes the client when the loop ends: `asyncio.run` then closes the loop's generators."""
     try:
         yield
     finally:
-        await client.__aexit__(None, None, None)
-
-
-def _forget_closed_loops() -> None:
-    """Drop this process's clients whose loop has ended.
-
-    A parent process's clients stay, because closing a connection would change the parent's `epoll`,
-    which a forked child shares.
-    """
-    pid = os.getpid()
-    for key in [key for key in _shared if key[0] == pid and key[1].is_closed()]:
-        client = _shared.pop(key).client
-        client.forget_resources()  # they cannot be closed without their loop
-        with suppress(StopIteration):  # nothing is awaited, because the loop is closed
-            client.__aexit__(None, None, None).send(None)
+        await _shared.pop(key).client.__aexit__(None, None, None)

@@ -31,35 +31,9 @@ class Slots(Protocol):
 
 
 Post = Callable[[ToolCall, Server], Awaitable[ToolResult]]
-"""One attempt of a call. It raises `RequestFailed` if another attempt may succeed, `ToolRejected`
-for a mistake of the model, and `ToolUnavailable` for a fault that another attempt would meet too.
-It is cancelled at the deadline of the call."""
-
-
-class RequestFailed(Exception):
-    """A failed attempt of a call; another attempt may succeed.
-
-    Args:
-        reason: what went wrong.
-        retry_after_s: pause that the server asks for.
-        is_overload: the server has too many requests.
-        was_executed: whether the server may have executed the call.
-        blames_server: whether the failure counts for the server's breaker.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        retry_after_s: float | None = None,
-        *,
-        is_overload: bool = False,
-        was_executed: bool = True,
-        blames_server: bool = True,
-    ) -> None:
-        # A lone surrogate (half a character) cannot be written to JSON or to a log.
-        super().__init__(reason.encode(errors="replace").decode())
-        self.retry_after_s, self.is_overload = retry_after_s, is_overload
-        self.was_executed, self.blames_server = was_executed, blames_server
+"""One attempt of a call. It raises `ToolRejected` for a mistake of the model, and `ToolUnavailable`
+for a fault, which says whether another attempt may succeed. It is cancelled at the deadline of the
+call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +46,7 @@ class Route:
     """Seconds for one call, with its waits, attempts and pauses."""
 
     max_retries: int
-    """Attempts after the first one."""
+    """Attempts after the first one, where the tool answers that it failed (`Again.COUNTED`)."""
 
     limiter: Limiter | None = None
     """A rate limit of the tool's own; calls pass the run's limit too."""
@@ -85,7 +59,8 @@ class Route:
     programs may."""
 
     key: str = ""
-    """Tells the route's calls apart from equal calls of another route, in the cache."""
+    """Tells the route's calls apart from equal calls of another route, in the cache. It changes
+    when the answers may change. Empty: the tool servers answer, and say their fingerprint."""
 
     advice: str = "is the server up, and the rate limit high enough?"
     """What to look at if no answer comes in time."""
@@ -94,6 +69,14 @@ class Route:
     def is_http(self) -> bool:
         """Whether the tool servers answer; their overload slows down all callers."""
         return not self.key
+
+    @property
+    def names(self) -> str:
+        return ", ".join(server.name for server in self.servers.all)
+
+    def origins(self, tool: str) -> list[str]:
+        """`ToolResult.origin` of the answers that a call may get now; none if it is not known."""
+        return self.servers.origins(tool) if self.is_http else [""]
 
     def limited(self, **changes: Any) -> "Route":
         """The route with other limits; a value of None keeps this route's."""
@@ -116,7 +99,7 @@ def local_route(
 
     Args:
         name: of the tool's server in messages.
-        key: of the cache, which changes when the tool's answers may change.
+        key: see `Route.key`.
     """
     return Route(
         servers=Servers([name], timeout_s, clock),

@@ -1,9 +1,8 @@
-"""Choice of the tool server for a request (the least loaded one that answers), and breakers.
+"""Choice of the server for an attempt: the least loaded one that answers. Pure arithmetic.
 
-Each server has a circuit breaker. Many failures in a row open the breaker: then the server gets
-only one trial request every few seconds, until one succeeds. (The library purgatory is not used:
-its open breaker lets all requests try at once, it counts cancelled requests as failures, and it
-uses the wall clock.) No input or output happens here; time comes in as `clock`.
+A server at which nobody answers is away. Its callers wait together: one of them tries every few
+seconds, with a growing pause, and the first answer lets all go on. Nobody fails while it has time.
+A server with failures in a row, or one that asked for a pause, gets calls if the others are worse.
 
 A session stays at the server that began it, because no other server has its state.
 """
@@ -15,13 +14,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from tool_server.wire.protocol import ToolCall, ToolUnavailable
+from config.tool_entries import without_secrets
+from tool_server.wire.protocol import Fault, ToolCall
 
-BREAKER_FAILURES = 20
-"""Failed requests in a row that open the breaker."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 2.0
+"""Seconds between two attempts at a server that is away. The longest is also how late its callers
+may learn that it is back."""
 
-BREAKER_OPEN_S = 5.0
-"""Seconds between two trial requests while a breaker is open."""
+OVERDUE_S = 5.0
+"""A call that must not run twice tries a server that is away only if no other call has tried it for
+so long, because such a call may be lost."""
+
+FAILED_LATELY_S = 30.0
+"""For so long, failures in a row count like requests under way."""
 
 MAX_PINS = 16_384
 """Sessions whose server is remembered. Above this, the session that was unused for the longest time
@@ -33,42 +38,63 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.url_origin = "url:" + hashlib.sha256(url.encode()).hexdigest()[:32]
-        """`ToolResult.origin` of a server that gives no fingerprint."""
+        self.name = without_secrets(url)
+        """In messages."""
 
         self.in_flight = self.sessions = 0
         self.failures_in_a_row = 0
         self.failed_at = -math.inf
-        self.opened_at: float | None = None
-        """When the breaker opened or last let a trial request pass; None while it is closed."""
+        self.away_since: float | None = None
+        self.last_fault = ""
+        """Why it is away."""
 
-        self.paused_until = -math.inf
-        """The server asked for no requests until then (`Retry-After`)."""
+        self.ask_at = -math.inf
+        """When the next request may be sent, while the server is away or asked for a pause
+        (`Retry-After`)."""
 
+        self._pause_s = FIRST_PAUSE_S
+        self._unnamed = "url:" + hashlib.sha256(url.encode()).hexdigest()[:32]
         self.origins: dict[str, str] = {}
-        """Tool -> `ToolResult.origin` of the last answer, or what `/health` said before it."""
+        """Tool -> `ToolResult.origin` of its last answer."""
 
-    def close_breaker(self) -> None:
+    def origin_of(self, fingerprint: str) -> str:
+        """What answers: the fingerprint that the server gave, or else a hash of its URL."""
+        return fingerprint or self._unnamed
+
+    def rank(self, now: float, call: ToolCall, tries: "Server | None") -> tuple[int, float]:
+        """Sort key: the lowest gets the request of a call that tries the server `tries`."""
+        if self.away_since is not None:
+            is_due = tries is None and now >= self.ask_at + (0 if call.idempotent else OVERDUE_S)
+            return (0 if self is tries or is_due else 3), self.ask_at
+        lately = now - self.failed_at < FAILED_LATELY_S
+        load = self.in_flight + (self.failures_in_a_row if lately else 0)
+        return (1 if self.ask_at <= now else 2), load
+
+    def take_turn(self, now: float) -> float:
+        """Seconds until a caller may ask; 0: now. While the server is away, that caller tries it,
+        and the others wait for a pause that doubles."""
+        if self.away_since is None:
+            return 0.0
+        if now < self.ask_at:
+            return self.ask_at - now
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        self.ask_at = now + self._pause_s
+        return 0.0
+
+    def note_failure(self, now: float, fault: Fault | None = None) -> None:
+        """A request failed; without a fault it had no answer in its time."""
+        self.failures_in_a_row += 1
+        self.failed_at = now
+        if fault is not None and fault.is_away:
+            self.last_fault = str(fault)
+            if self.away_since is None:
+                self.away_since, self._pause_s = now, FIRST_PAUSE_S
+                self.ask_at = now + FIRST_PAUSE_S
+            self.ask_at = max(self.ask_at, now + (fault.retry_after_s or 0.0))
+
+    def note_answer(self) -> None:
         """The server answered, so it works; a refusal is an answer too."""
-        self.failures_in_a_row, self.opened_at = 0, None
-
-    def may_ask(self, now: float) -> bool:
-        return self.opened_at is None or now - self.opened_at >= BREAKER_OPEN_S
-
-    def recent_failures(self, now: float) -> int:
-        """Failures in a row; 0 if the last one is so long ago that the server may be well again."""
-        return self.failures_in_a_row if now - self.failed_at < BREAKER_OPEN_S else 0
-
-    def rank(self, now: float, may_try: bool) -> tuple[int, float]:
-        """Sort key: the server with the lowest rank gets the request.
-
-        First comes a server that is due for a trial request, then servers by load, then paused
-        servers. Recent failures count as load. A trial request can be lost: `may_try` allows it.
-        """
-        if self.opened_at is not None:
-            return (0 if may_try else 3), 0
-        load = self.in_flight + self.recent_failures(now)
-        return (1 if self.paused_until <= now else 2), load
+        self.failures_in_a_row, self.away_since = 0, None
 
 
 @dataclass(slots=True)
@@ -102,81 +128,53 @@ class Servers:
             return self._max_request_s
         return min(self._max_request_s, 2 * self._mean_request_s)
 
-    def check(self, call: ToolCall) -> None:
-        """Check that a server may be asked: for a call of a session, the session's server.
-
-        Raises:
-            ToolUnavailable: all breakers are open, or that of the session's server is.
-        """
-        now = self._clock()
-        pin = self._pins.get(call.session)
-        servers = self.all if pin is None else [pin.server]
-        if any(server.may_ask(now) for server in servers):
-            return
-        faults = [
-            f"not calling {server.url} for tool={call.tool!r}: its last "
-            f"{server.failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s"
-            for server in servers
-        ]
-        if pin is not None:
-            faults.append(
-                f"session={call.session!r} began there, and no other server has its state"
-            )
-        raise ToolUnavailable("; ".join(faults), tool=call.tool)
-
-    def choose(self, call: ToolCall, tried: Collection[Server] = ()) -> Server:
-        """The server to ask now; the caller says with `release` when the request has ended.
+    def choose(
+        self, call: ToolCall, tried: Collection[Server] = (), tries: Server | None = None
+    ) -> Server:
+        """The server for the next request of a call.
 
         A call of a session gets the session's server. Servers in `tried` failed this call; they are
-        chosen again only if there is no other.
-
-        Raises:
-            ToolUnavailable: see `check`.
+        chosen again only if no other answers. `tries` is away, and this caller is to try it.
         """
-        self.check(call)
         now = self._clock()
         if len(self.all) == 1:
-            chosen = self.all[0]
-        elif call.session:
-            chosen = self._pinned(call.session, tried, now)
-        else:
-            may_try = call.idempotent
-            fresh = self._fresh(tried, now)
-            chosen = min(fresh, key=lambda server: server.rank(now, may_try))
-        if chosen.opened_at is not None:
-            chosen.opened_at = now  # this call is the trial request; others wait for its answer
-        return chosen
+            return self.all[0]
+        if (pin := self._pins.get(call.session)) is not None:
+            return pin.server
+        fresh = self._fresh(tried)
+        if not call.session:
+            return min(fresh, key=lambda server: server.rank(now, call, tries))
+        # Among equals the hash decides: the many processes of a run, which do not know of each
+        # other's sessions, would otherwise all begin with the first server.
+        first = zlib.crc32(call.session.encode()) % len(fresh)
+        return min(
+            fresh[first:] + fresh[:first],
+            key=lambda s: (s.rank(now, call, tries)[0], s.failures_in_a_row > 0, s.sessions),
+        )
 
-    def _fresh(self, tried: Collection[Server], now: float) -> list[Server]:
-        """Servers that may be asked, without those in `tried` if there are others."""
-        ready = [server for server in self.all if server.may_ask(now)]
-        return [server for server in ready if server not in tried] or ready
+    def _fresh(self, tried: Collection[Server]) -> list[Server]:
+        """The servers without those in `tried`, if another one is there."""
+        fresh = [server for server in self.all if server not in tried]
+        return fresh if any(server.away_since is None for server in fresh) else self.all
 
-    def _pinned(self, session: str, tried: Collection[Server], now: float) -> Server:
-        """The server of a session. A new session gets a healthy server with few sessions."""
-        pin = self._pins.get(session)
-        if pin is None:
-            fresh = self._fresh(tried, now)
-            # Among equals the hash decides: the many processes of a run, which do not know of each
-            # other's sessions, would otherwise all begin with the first server.
-            first = zlib.crc32(session.encode()) % len(fresh)
-            server = min(
-                fresh[first:] + fresh[:first],
-                key=lambda s: (s.rank(now, False)[0], s.recent_failures(now) > 0, s.sessions),
-            )
-            server.sessions += 1
-            pin = self._pins[session] = _Pin(server)
-            if len(self._pins) > MAX_PINS:
-                self.forget(next(iter(self._pins)))
-        self._pins.move_to_end(session)
-        pin.calls += 1
-        return pin.server
+    def begin(self, server: Server, call: ToolCall) -> None:
+        """A request is sent to a server, where its session stays from now on."""
+        server.in_flight += 1
+        if call.session and len(self.all) > 1:
+            if call.session not in self._pins:
+                server.sessions += 1
+                self._pins[call.session] = _Pin(server)
+                if len(self._pins) > MAX_PINS:
+                    self.forget(next(iter(self._pins)))
+            self._pins.move_to_end(call.session)
+            self._pins[call.session].calls += 1
 
-    def release(self, call: ToolCall, *, was_executed: bool) -> None:
+    def end(self, server: Server, call: ToolCall, *, was_executed: bool) -> None:
         """A request has ended; `was_executed`: the server may have executed it.
 
         A session whose server has certainly executed nothing may begin at another server.
         """
+        server.in_flight -= 1
         if (pin := self._pins.get(call.session)) is not None:
             pin.calls -= 1
             pin.began |= was_executed
@@ -188,32 +186,22 @@ class Servers:
         if (pin := self._pins.pop(session, None)) is not None:
             pin.server.sessions -= 1
 
-    def has_other(self, tried: Collection[Server]) -> bool:
-        """Whether a healthy server remains that is not in `tried`."""
-        if len(self.all) == 1:
+    def has_other(self, call: ToolCall, tried: Collection[Server]) -> bool:
+        """Whether a healthy server that is not in `tried` may get the call."""
+        if len(self.all) == 1 or call.session:
             return False
         now = self._clock()
         return any(
-            server.opened_at is None and server.paused_until <= now and server not in tried
+            server.away_since is None and server.ask_at <= now and server not in tried
             for server in self.all
         )
-
-    def note_failure(self, server: Server) -> None:
-        server.failures_in_a_row += 1
-        server.failed_at = self._clock()
-        if server.failures_in_a_row >= BREAKER_FAILURES:
-            server.opened_at = server.failed_at
 
     def note_answer(self, server: Server, request_s: float, tool: str, origin: str) -> None:
         server.origins[tool] = origin
         mean_s = request_s if self._mean_request_s is None else self._mean_request_s
         self._mean_request_s = mean_s + (request_s - mean_s) / 8
-        server.close_breaker()
+        server.note_answer()
 
     def origins(self, tool: str) -> list[str]:
         """What would answer a call of this tool now: one or several origins, none if unknown."""
         return list(dict.fromkeys(s.origins[tool] for s in self.all if tool in s.origins))
-
-    def pause(self, server: Server, pause_s: float) -> None:
-        """Send the server no requests for `pause_s` while another server is healthy."""
-        server.paused_until = max(server.paused_until, self._clock() + pause_s)

@@ -22,10 +22,8 @@ from uuid import uuid4
 import aiohttp
 import msgspec
 import psutil
-from yarl import URL
 
 from agent_loop.calls.child_process import inherited_environment, uninterrupted
-from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import (
     MAX_OBSERVATION_BYTES,
     InvalidAction,
@@ -37,9 +35,9 @@ from agent_loop.toolbox.functions import run_in_loop
 from config.environment import RUN_MARK
 from config.environments import ADAPTERS, EnvironmentEntry
 from config.tool_entries import without_secrets
-from tool_server.wire.bounded_read import read_bounded
-from tool_server.wire.protocol import ToolRejected, ToolUnavailable
-from tool_server.wire.responses import dumps, replace_surrogates, retry_after_s
+from tool_server.wire.http import Peer, plain_session, post, unreadable
+from tool_server.wire.protocol import Again, Fault, ToolRejected, ToolUnavailable
+from tool_server.wire.responses import dumps
 
 START_S = 60.0
 """Longest start of a server: it imports the class and its packages."""
@@ -48,14 +46,6 @@ END_S = 10.0
 """Longest wait for the end of a server that was told to end."""
 
 POLL_S = 0.01
-
-HEADERS = {
-    "Content-Type": "application/json",
-    "User-Agent": "verl-mixed",
-    "Accept": "*/*",
-    "Accept-Encoding": "identity",
-}
-"""Of requests to a server of our own; the session of the tool client has the same."""
 
 MAX_ANSWER_BYTES = 8 * MAX_OBSERVATION_BYTES
 MAX_SHOWN = 1500
@@ -139,8 +129,8 @@ class LoopBackend:
                 return await method(**arguments)  # obeys cancellation, so it needs no task
             return await run_in_loop(method, self._name, arguments)
         except InvalidAction as error:
-            raise ToolRejected(replace_surrogates(str(error)), tool=self._name) from error
-        except (InvalidAnswer, RequestFailed):
+            raise ToolRejected(str(error), tool=self._name) from error
+        except (InvalidAnswer, Fault):
             raise
         except (Exception, SystemExit) as error:
             raise ToolUnavailable(
@@ -162,11 +152,19 @@ class HttpBackend:
         self, entry: EnvironmentEntry, session: aiohttp.ClientSession, url: str, token: str = ""
     ) -> None:
         self._name, self._options = entry.name, entry.options
-        self._http, base = session, url.rstrip("/")
-        self._shown = without_secrets(base)
-        # complete, because aiohttp would parse and look for them at each request
-        self._urls = {path: URL(f"{base}/{path}") for path in ("reset", "step", "close")}
+        self._http, self._url = session, url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else None
+        remedy = f"is it a server of environments, and {entry.token or '`token`'} its token?"
+        self._peer = Peer(
+            name=f"environment={entry.name} at {without_secrets(self._url)}",
+            tool=self._name,
+            address_key="environment",
+            remedy=remedy,
+            refused=remedy,
+            secret=token,
+            mistakes=frozenset({422}),
+            shows=MAX_SHOWN,
+        )
 
     async def ready(self) -> None:
         pass
@@ -184,54 +182,31 @@ class HttpBackend:
         pass
 
     async def _asked(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        if self._http.closed:  # its server has just ended
+            raise ToolUnavailable("its server ended", again=Again.UNTIL_DEADLINE, executed=False)
+        raw, _ = await post(
+            self._http,
+            f"{self._url}/{path}",
+            dumps(payload),
+            self._peer,
+            limit=MAX_ANSWER_BYTES,
+            headers=self._headers,
+        )
         try:
-            async with self._http.post(
-                self._urls[path],
-                data=dumps(payload),
-                headers=self._headers,
-                allow_redirects=False,
-            ) as response:
-                raw = await read_bounded(response, MAX_ANSWER_BYTES)
-        except aiohttp.ClientConnectorError as error:  # nothing was sent
-            raise RequestFailed(f"{type(error).__name__}: {error}", was_executed=False) from error
-        except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not self._http.closed:
-                raise
-            raise self._fault(path, f"{type(error).__name__}: {error}") from error
-        if len(raw) > MAX_ANSWER_BYTES:
-            raise self._fault(path, f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-        body = _object(raw)
-        if response.status == 200 and body is not None:
-            return body
-        said = replace_surrogates(
-            str((body or {}).get("error") or raw[:MAX_SHOWN].decode("latin1"))
-        )
-        if response.status == 422:
-            raise ToolRejected(said[:MAX_SHOWN], tool=self._name)
-        if response.status in (429, 503):
-            raise RequestFailed(
-                f"HTTP {response.status} {said[:200]}",
-                retry_after_s(response.headers),
-                is_overload=True,
-                was_executed=False,
-            )
-        raise self._fault(path, f"HTTP {response.status}: {said[:MAX_SHOWN]}")
-
-    def _fault(self, path: str, words: str) -> ToolUnavailable:
-        return ToolUnavailable(
-            f"environment={self._name} at {self._shown}/{path}: {words}", tool=self._name
-        )
+            return _object(raw)
+        except (ValueError, RecursionError) as error:
+            raise unreadable(error, self._peer) from error
 
 
-def _object(raw: bytes) -> dict[str, Any] | None:
+def _object(raw: bytes) -> dict[str, Any]:
+    """Raises `ValueError` or `RecursionError` if this is no JSON object."""
     try:
         body = msgspec.json.decode(raw)
-    except (ValueError, RecursionError):
-        try:
-            body = json.loads(raw)  # NaN, and half characters in escaped form
-        except (ValueError, RecursionError):
-            return None
-    return body if isinstance(body, dict) else None
+    except ValueError:
+        body = json.loads(raw)  # NaN, and half characters in escaped form
+    if not isinstance(body, dict):
+        raise ValueError("its answer is no JSON object")
+    return body
 
 
 class ProcessBackend:
@@ -262,12 +237,14 @@ class ProcessBackend:
         except ToolUnavailable as error:
             # A process that was killed still takes connections until the kernel has closed its
             # files. Its sessions ended with it, so the reset may be tried again at the next server.
-            is_broken = error.__cause__ is not None  # the connection; an answer has no cause
-            if server is None or not is_broken:
+            is_broken = error.again is Again.UNTIL_DEADLINE and not error.is_overload
+            if server is None or not (is_broken and error.executed):
                 raise
             if not await _within(END_S, lambda: server.poll() is not None):
                 raise
-            raise RequestFailed(str(error), was_executed=False) from error
+            raise ToolUnavailable(
+                str(error), tool=self._entry.name, again=Again.UNTIL_DEADLINE, executed=False
+            ) from error
 
     async def step(self, session: str, action: Any) -> Any:
         if self._backend is None:
@@ -275,7 +252,13 @@ class ProcessBackend:
                 f"environment={self._entry.name}: its server ended, and this episode with it",
                 tool=self._entry.name,
             )
-        return await self._backend.step(session, action)
+        server = self._server
+        try:
+            return await self._backend.step(session, action)
+        except ToolUnavailable as error:
+            if server is not None and server.poll() is not None:
+                error.again = Again.NEVER  # the episode ended with its server
+            raise
 
     async def end(self, session: str) -> None:
         if self._backend is not None:
@@ -324,13 +307,7 @@ class ProcessBackend:
         except BaseException:
             await self.close()
             raise
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=str(socket), limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            headers=HEADERS,
-        )
+        self._http = plain_session({}, connector=aiohttp.UnixConnector(path=str(socket), limit=0))
         return HttpBackend(entry, self._http, "http://environment")
 
     def _spawn(self, folder: Path) -> None:

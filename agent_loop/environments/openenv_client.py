@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import MAX_OBSERVATION_BYTES, InvalidAction, Step
 from config.tool_entries import is_url
+from tool_server.wire.protocol import Again, ToolUnavailable
 
 TEXT = "{text}"
 """In a template of an action: what the model wrote."""
@@ -143,7 +143,9 @@ class OpenEnv:
         try:
             await self._client.connect()
         except ConnectionError as error:
-            raise RequestFailed(str(error), was_executed=False) from error
+            raise ToolUnavailable(
+                str(error), again=Again.UNTIL_DEADLINE, executed=False, is_away=True
+            ) from error
         result = await self._answer(self._client.reset(**given), action=None)
         if result.done:
             raise RuntimeError("the episode was over after its reset")
@@ -205,8 +207,8 @@ class OpenEnv:
                 ) from error
             if code == "CAPACITY_REACHED":
                 self._abort(socket)
-                raise RequestFailed(
-                    str(error), is_overload=True, was_executed=False, blames_server=False
+                raise ToolUnavailable(
+                    str(error), again=Again.UNTIL_DEADLINE, executed=False, is_overload=True
                 ) from error
             raise
         except BaseException:

@@ -1,7 +1,8 @@
 """The environment of one source: its sessions, and the limits, deadlines and faults of its calls.
 
 Each reset and step is a call of the tool client: it passes the run's limiter and slots, those of
-the entry, and the deadline of a call. A call is never repeated once it may have been executed.
+the entry, and the deadline of a call. A call that was certainly not executed, because the server is
+away or overloaded, is tried again until that deadline; a call that may have been executed never is.
 
 | what happens | outcome |
 | --- | --- |
@@ -16,8 +17,9 @@ import os
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.calls.routes import RequestFailed, local_route
+from agent_loop.calls.routes import local_route
 from agent_loop.calls.servers import Server
+from agent_loop.deadline import CLOSE_S
 from agent_loop.environments.backends import (
     Backend,
     HttpBackend,
@@ -29,14 +31,11 @@ from agent_loop.row import Row
 from config.compat import timeout
 from config.environments import EnvironmentEntry
 from config.tool_entries import without_secrets
-from tool_server.wire.protocol import ToolCall, ToolError, ToolResult, ToolUnavailable
+from tool_server.wire.protocol import Fault, ToolCall, ToolResult, ToolUnavailable
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 10.0
-"""Longest wait for the end of a session."""
-
-_ADVICE = "raise `timeout` of the environment, or look for what it waits"
+_ADVICE = "look into the environment for the reason; if it is only slow, raise its `timeout`"
 
 
 class EnvironmentProvider:
@@ -108,7 +107,7 @@ class EnvironmentProvider:
         try:
             async with limit:
                 await self._backend.end(session)
-        except (ToolError, RequestFailed) as error:
+        except Fault as error:
             logger.warning("environment=%s did not close: %s", self.entry.name, error)
         except TimeoutError:
             if not limit.expired():

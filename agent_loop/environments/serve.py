@@ -251,7 +251,7 @@ class EnvironmentServer:
 
 
 def _error(status: int, text: str) -> web.Response:
-    headers = {"Retry-After": "1"} if status == 503 else {}
+    headers = {"Retry-After": "1", "X-Executed": "no"} if status == 503 else {}
     return web.json_response({"error": text}, status=status, headers=headers)
 
 

@@ -1,35 +1,32 @@
 """Requests to `POST /completions` of an OpenAI-compatible server, with retries. No verl.
 
-A server that is overloaded, broken or not reached is asked again, after a capped exponential
-backoff with full jitter, or the pause of its `Retry-After`. The caller has the deadline.
+A server that is overloaded or not reached is asked again as long as there is time, one that fails
+`ATTEMPTS` times; after a capped exponential backoff with full jitter, or the pause of its
+`Retry-After`.
 """
 
 import asyncio
+import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from tool_server.wire.bounded_read import plain_session, read_bounded
-from tool_server.wire.responses import replace_surrogates, retry_after_s, text_of
+from config.tool_entries import without_secrets
+from tool_server.wire.http import Peer, plain_session, post, unreadable
+from tool_server.wire.protocol import Again, ToolUnavailable
+from tool_server.wire.responses import dumps
 
 ATTEMPTS = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 REQUEST_S = 1800.0
-"""Deadline of one request. That of its trajectory is usually shorter."""
+"""Deadline of a completion, with all attempts. That of its trajectory is usually shorter."""
 
 MOST_BYTES = 64 << 20
-ERROR_BYTES = 4096
 
-
-class Refused(ValueError):
-    """The server refuses the request itself, so the same request would be refused again."""
-
-
-class NoAnswer(ConnectionError):
-    """The server gave no completion in all attempts."""
+logger = logging.getLogger(__name__)
 
 
 class CompletionsApi:
@@ -47,17 +44,21 @@ class CompletionsApi:
         key: str = "",
         most: int = 64,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self._url, self._key = f"{base_url.rstrip('/')}/completions", key
-        self._sleep, self._rng = sleep, rng or random.Random()
-        self._slots = asyncio.Semaphore(most)
-        headers = {"Content-Type": "application/json", "User-Agent": "verl-mixed"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        self._session = plain_session(
-            headers=headers, timeout=aiohttp.ClientTimeout(total=REQUEST_S), limit=0
+        self._url = f"{base_url.rstrip('/')}/completions"
+        self._sleep, self._clock, self._rng = sleep, clock, rng or random.Random()
+        self._slots, self._has_warned = asyncio.Semaphore(most), False
+        remedy = "has this server the model, and the key in OPENAI_API_KEY?"
+        self._peer = Peer(
+            name=without_secrets(self._url),
+            address_key="--base-url",
+            remedy=remedy,
+            refused=remedy,
+            secret=key,
         )
+        self._session = plain_session({"Authorization": f"Bearer {key}"} if key else {}, limit=0)
 
     async def close(self) -> None:
         await self._session.close()
@@ -66,50 +67,42 @@ class CompletionsApi:
         """The first choice of the answer.
 
         Raises:
-            Refused: the server refuses the request, the key or the model.
-            NoAnswer: it gave no completion in `ATTEMPTS` attempts.
+            ToolUnavailable: the server refuses the request, the key or the model (`Again.NEVER`),
+                or gave no completion in its time.
         """
+        data, attempts, failures = dumps(body), 0, 0
         async with self._slots:
-            for attempt in range(ATTEMPTS):
+            ends_at = self._clock() + REQUEST_S
+            while True:
                 try:
-                    return await self._once(body)
-                except _TryAgain as failed:
-                    if attempt + 1 == ATTEMPTS:
-                        raise NoAnswer(
-                            f"no completion from {self._url}: {ATTEMPTS} attempts, the last: "
-                            f"{failed}; look at the log of that server"
-                        ) from failed
-                    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
-                    pause_s = self._rng.uniform(0, longest)
-                    await self._sleep(max(pause_s, failed.retry_after_s or 0.0))
-        raise AssertionError("the last attempt returns or raises")
+                    return await self._once(data, ends_at - self._clock())
+                except ToolUnavailable as fault:
+                    if fault.again is Again.NEVER:
+                        raise
+                    if fault.is_away and not self._has_warned:
+                        self._has_warned = True
+                        logger.warning(
+                            "%s does not answer (%s); it is asked again for %g s: does it run, and "
+                            "is --base-url its address?",
+                            *(self._peer.name, fault, REQUEST_S),
+                        )
+                    longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempts, 16))
+                    pause_s = max(self._rng.uniform(0, longest_s), fault.retry_after_s or 0.0)
+                    attempts += 1
+                    failures += fault.again is Again.COUNTED
+                    if failures == ATTEMPTS or self._clock() + pause_s >= ends_at:
+                        raise ToolUnavailable(
+                            f"no completion from {self._peer.name}: {attempts} attempts, the last: "
+                            f"{fault}; look at the log of that server",
+                            again=fault.again,
+                        ) from fault
+                await self._sleep(pause_s)
 
-    async def _once(self, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            async with self._session.post(
-                self._url, data=msgspec.json.encode(body), allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    raw = await read_bounded(response, ERROR_BYTES)
-                    raise self._refusal(response, raw)
-                raw = await read_bounded(response, MOST_BYTES)
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            raise _TryAgain(f"{type(error).__name__}: {error}") from error
+    async def _once(self, data: bytes, timeout_s: float) -> dict[str, Any]:
+        raw, _ = await post(
+            self._session, self._url, data, self._peer, limit=MOST_BYTES, timeout_s=timeout_s
+        )
         try:
             return dict(msgspec.json.decode(raw)["choices"][0])
         except (ValueError, LookupError, TypeError) as error:
-            raise _TryAgain(f"the answer is no completion: {error}") from error
-
-    def _refusal(self, response: aiohttp.ClientResponse, raw: bytes) -> Exception:
-        words = replace_surrogates(text_of(raw, response.charset))
-        words = (words.replace(self._key, "***") if self._key else words)[:300]
-        status = response.status
-        if status in (408, 409, 425, 429) or status >= 500:
-            return _TryAgain(f"HTTP {status} {words}", retry_after_s(response.headers))
-        return Refused(f"{self._url} refuses the request (HTTP {status}): {words}")
-
-
-class _TryAgain(Exception):
-    def __init__(self, words: str, retry_after_s: float | None = None) -> None:
-        super().__init__(words)
-        self.retry_after_s = retry_after_s
+            raise unreadable(error, self._peer) from error

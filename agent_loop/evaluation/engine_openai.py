@@ -20,7 +20,8 @@ from typing import Any
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_loop.evaluation.completions import CompletionsApi, Refused
+from agent_loop.evaluation.completions import CompletionsApi
+from tool_server.wire.protocol import Again, ToolUnavailable
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 """Variable with the key of the server."""
@@ -69,7 +70,7 @@ class OpenAIClient(LLMServerClient):
 
         Raises:
             ValueError: images, video or audio were given.
-            Refused, NoAnswer: see `CompletionsApi.complete`.
+            ToolUnavailable: as `CompletionsApi.complete`.
         """
         if image_data or video_data or audio_data:
             raise ValueError("an evaluation with --base-url gives the model text only")
@@ -100,11 +101,13 @@ class OpenAIClient(LLMServerClient):
         if self._api is None:
             key = os.environ.get(KEY_VARIABLE, "")
             self._api = CompletionsApi(self.base_url, key, self.most)
-        refusals: list[Refused] = []
+        refusals: list[ToolUnavailable] = []
         for form in range(self._form, len(FORMS)):
             try:
                 choice = await self._api.complete(self._body(ids, params, most, stops, form))
-            except Refused as error:
+            except ToolUnavailable as error:
+                if error.again is not Again.NEVER:
+                    raise
                 refusals.append(error)
             else:
                 self._form = max(self._form, form)

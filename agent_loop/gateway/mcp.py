@@ -17,7 +17,7 @@ from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Observation, run_call
 from agent_loop.watchdog import waits_for
-from tool_server.wire.protocol import ToolError
+from tool_server.wire.protocol import Fault
 
 VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 """Revisions that are spoken, the newest first."""
@@ -82,7 +82,7 @@ class McpEndpoint:
         self._session.note(call)
         try:
             said = await run_call(call, action, self._act)
-        except ToolError as error:
+        except Fault as error:
             return _error(request_id, _INTERNAL, self._session.lose(error).message)
         finally:
             waits_for("agent")

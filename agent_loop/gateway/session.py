@@ -33,15 +33,15 @@ from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Budget, Generated, Rollout, Stop, append_turn
 from agent_loop.watchdog import waits_for
 from config.compat import timeout
-from tool_server.wire.protocol import ToolError
+from tool_server.wire.protocol import Fault
 
 MOST_IGNORED = 50
 """Names of ignored fields that are kept of one session."""
 
 WIND_UP_S = 10.0
-"""Time for the agent to end by itself after the first request that `max_turns` refused. Posting an
-answer or ending a program takes less than a second, also on a busy host; an agent that only asks
-again holds up its batch for this long."""
+"""Time for an agent to end by itself that was told to (`Session.is_told_to_end`). Posting an answer
+or ending a program takes less than a second, also on a busy host; an agent that only asks again
+holds up its batch for this long."""
 
 
 class Engine(Protocol):
@@ -116,7 +116,7 @@ class Session:
     is_cut: bool = False
     """Whether a limit of the run cut the model's last message, and no request was refused since."""
 
-    fault: ToolError | None = None
+    fault: Fault | None = None
     """The first fault of the infrastructure."""
 
     is_late: bool = False
@@ -126,8 +126,8 @@ class Session:
     """What the code of the gateway or of a tool raised."""
 
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set to stop the agent: the session is lost, or it is `WIND_UP_S` since its turns were used
-    up."""
+    """Set to stop the agent: the session is lost, or it is `WIND_UP_S` since the agent was told to
+    end."""
 
     is_closed: bool = False
     ignored: set[str] = field(default_factory=set[str])
@@ -142,6 +142,9 @@ class Session:
 
     _requests: int = 0
     """Requests that reached the engine: each is a turn."""
+
+    _generating: int = 0
+    """Those of them that the engine has not answered."""
 
     _calls: int = 0
 
@@ -160,11 +163,17 @@ class Session:
         said = None
         try:
             reply, said = await self._say(request, continuation)
-        except ToolError as error:
+        except Fault as error:
             raise self.lose(error) from error
         finally:
             self._chains.say(continuation.sequence, said)
         return reply
+
+    @property
+    def is_told_to_end(self) -> bool:
+        """Whether `max_turns` refused a request, and all messages of the model are there. While
+        one is generated, an agent that asked several things at once waits for it."""
+        return self.exhausted == StopReason.MAX_TURNS and not self._generating
 
     def rollouts(self) -> list[Rollout]:
         """The sequences, the one with the last request last; none without a request."""
@@ -204,13 +213,15 @@ class Session:
                 param="messages",
             )
         if self._requests >= self.budget.max_turns:
-            if self.exhausted != StopReason.MAX_TURNS:  # the first refusal of this kind
-                asyncio.get_running_loop().call_later(WIND_UP_S, self.over.set)
-            raise self._used_up(
+            is_first = self.exhausted != StopReason.MAX_TURNS
+            error = self._used_up(
                 StopReason.MAX_TURNS,
                 f"this session has had its {self.budget.max_turns} messages of the model "
                 "(max_turns of the source)",
             )
+            if is_first:
+                self._wind_up()
+            raise error
 
     def _temperature(self, request: ModelRequest) -> float:
         asked, common = request.sampling.get("temperature"), self.temperature
@@ -257,6 +268,7 @@ class Session:
         prompt_ids = trajectory.ids
         in_reasoning = prompt_opens_thought(codec, prompt_ids)
         started = time.monotonic()
+        self._generating += 1
         try:
             async with timeout(self.budget.turn_timeout_s):
                 generated = await self.engine(
@@ -275,13 +287,15 @@ class Session:
         finally:
             turn.generate_s = time.monotonic() - started
             waits_for("agent")
+            self._generating -= 1
+            self._wind_up()
         turn.min_global_steps = generated.min_global_steps
         turn.max_global_steps = generated.max_global_steps
         turn.request = generated.request
         text, is_whole = append_turn(trajectory, generated, language, codec)
         turn.tokens = trajectory.segments[-1].length
+        self.is_cut = not is_whole and turn.tokens >= own_limit
         if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
-            self.is_cut = not is_whole and turn.tokens >= own_limit
             self.exhausted = StopReason.RESPONSE_BUDGET if self.is_cut else None
         return self._told(request, text, trajectory, continuation.read, is_whole, in_reasoning)
 
@@ -360,11 +374,21 @@ class Session:
         self.exhausted, self.is_cut = reason, False
         return WireError(f"{words}; end the session with what there is", code=code)
 
-    def lose(self, error: ToolError) -> WireError:
+    def _wind_up(self) -> None:
+        """Stop the agent a little later if it is told to end."""
+        if self.is_told_to_end:
+            asyncio.get_running_loop().call_later(WIND_UP_S, self.over.set)
+
+    def lose(self, error: Fault) -> WireError:
         """The engine or a tool failed: the session is lost, whatever the agent does."""
         self.fault = self.fault or error
         self.over.set()
         return WireError(f"the infrastructure failed: {error}", status=503, code="unavailable")
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether there is an answer or a reward."""
+        return self.answer is not None or self.reward is not None
 
     def set_verdict(self, said: Mapping[str, Any]) -> None:
         """Take the answer or the reward of the agent.

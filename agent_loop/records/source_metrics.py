@@ -179,6 +179,7 @@ def _of_calls(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
         "tool_latency_s/p95": _percentile(latencies, 95),
         "tool_cache_hit_rate": _mean(call.attempts == 0 for call in calls if call.status == "ok"),
         "limiter_wait_s/mean": _mean(call.limiter_wait_s for call in calls),
+        "server_wait_s/sum": float(sum(call.server_wait_s for call in calls)),
     }
 
 

@@ -109,6 +109,10 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     tool: str = ""
     latency_s: float = 0.0
     limiter_wait_s: float = 0.0
+    server_wait_s: float = 0.0
+    """Seconds that it waited for a server that was away or overloaded, also if it was lost or
+    cancelled."""
+
     attempts: int = 0
     """HTTP requests; 0 if none was needed, as for a cached result."""
 
@@ -213,8 +217,8 @@ class TrajectoryRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     fault_tool: str = ""
     """What failed: a tool, `engine`, `math_verify`, `reward` or `loop`. After a deadline, what the
-    trajectory waited for longest: `engine`, `limiter`, `tool`, or `start`, the time before its
-    first turn."""
+    trajectory waited for longest: a name of `agent_loop.watchdog.Activity.waits_for`, for example
+    `engine`, `limiter`, `server` or `start`, the time before its first turn."""
 
     loop_error: str | None = None
     """Traceback of what the loop itself raised."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, Reward
 from samplers.module_file import module_of
-from tool_server.wire.protocol import ToolBackend, ToolError
+from tool_server.wire.protocol import Fault, ToolBackend
 
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
@@ -73,7 +73,7 @@ class CustomReward:
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> Exception:
-        if isinstance(error, ToolError):
+        if isinstance(error, Fault):
             return error
         return RuntimeError(f"reward {self.name} raised {type(error).__name__}: {error}")
 

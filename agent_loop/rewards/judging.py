@@ -14,7 +14,7 @@ from agent_loop.row import Row
 from agent_loop.turns.turn_loop import Rollout
 from agent_loop.watchdog import waits_for
 from config.compat import timeout
-from tool_server.wire.protocol import ToolBackend, ToolError
+from tool_server.wire.protocol import Fault, ToolBackend
 
 
 async def judge(
@@ -42,7 +42,7 @@ async def judge(
                 longest = settings.budget_of(source).response_length
                 attempt = attempt_of(rollout, row, longest, earlier)
                 parts = await settings.reward_of(source, rollout.verdict).judge(attempt, tools)
-        except ToolError as error:
+        except Fault as error:
             rollout.lose(error.tool or "reward", f"reward={reward}: {error}")
         except Exception as error:
             # A `TimeoutError` of the reward's own code is not the deadline.

@@ -10,12 +10,11 @@ import math
 import resource
 import signal
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from agent_loop.processes import KillablePool, ProcessDied
+from agent_loop.processes import CallTimedOut, KillablePool, ProcessDied
 from tool_server.wire.protocol import ToolTimeout
 
 T = TypeVar("T")
@@ -62,7 +61,7 @@ class Scorer:
         for _ in range(2):
             try:
                 return await self.pool.run(within_limits, function, *arguments, timeout_s=WALL_S)
-            except FutureTimeoutError as error:
+            except CallTimedOut as error:
                 raise ToolTimeout(
                     f"no verdict on an answer within {WALL_S:g} s, and less than {CPU_S:g} s of "
                     "CPU time used: the machine is overloaded; give it more cores, or fewer agent "

@@ -1,6 +1,6 @@
 """Opens the entries of `mixed.sources.<name>.tools`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from agent_loop.calls.client import ToolClient
@@ -63,7 +63,10 @@ def provider_of(
     Raises:
         ValueError: the entry is wrong: no such file, function or variable.
     """
-    limit: Callable[[Route], Route] = partial(client.limits, limits=entry)
+
+    def limit(route: Route) -> Route:
+        return client.limits(route, entry)
+
     timeout_s = client.route.timeout_s
     if entry.mcp is not None:
         from agent_loop.toolbox.mcp_servers import McpProvider  # takes a second to import

@@ -21,7 +21,7 @@ from threading import Semaphore, Thread
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.calls.routes import RequestFailed, Route, local_route
+from agent_loop.calls.routes import Route, local_route
 from agent_loop.calls.servers import Server
 from agent_loop.row import Row
 from agent_loop.toolbox.results import observation_of, text_body, text_of
@@ -29,7 +29,14 @@ from agent_loop.toolbox.signatures import function_of
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from samplers.module_file import module_of
-from tool_server.wire.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
+from tool_server.wire.protocol import (
+    Again,
+    Fault,
+    ToolCall,
+    ToolRejected,
+    ToolResult,
+    ToolUnavailable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -227,8 +234,7 @@ async def outcome_of(run: Run, arguments: dict[str, Any], tool: str, place: str)
 
     Raises:
         ToolRejected: the function says that the model made a mistake.
-        ToolUnavailable: the result is too large, or has images.
-        RequestFailed: the function raised.
+        ToolUnavailable: the function raised; or the result is too large, or has images.
     """
     try:
         value = await run(copy.deepcopy(arguments))  # another attempt gets them unchanged
@@ -237,9 +243,11 @@ async def outcome_of(run: Run, arguments: dict[str, Any], tool: str, place: str)
     except asyncio.CancelledError:
         raise
     except (Exception, SystemExit) as error:
-        if not isinstance(error, ToolError):
+        if not isinstance(error, Fault):
             _log_once(place, error)
-        raise RequestFailed(f"{place} raised {type(error).__name__}: {error}") from error
+        raise ToolUnavailable(
+            f"{place} raised {type(error).__name__}: {error}", tool=tool, again=Again.COUNTED
+        ) from error
     return text_body(text_of(value), tool)
 
 
@@ -290,17 +298,14 @@ class FunctionProvider:
 
         async def post(call: ToolCall, server: Server) -> ToolResult:
             body = await outcome_of(run, call.payload, call.tool, definition.place)
-            origin = server.origins[call.tool]
-            return ToolResult(body=body, tool=call.tool, origin=origin, cacheable=True)
+            return ToolResult(body=body, tool=call.tool, cacheable=True)
 
-        digest = definition.digest
+        key = f"python:{definition.digest}"
         route = limit(
-            local_route(definition.place, post, key=digest, timeout_s=timeout_s, clock=clock)
+            local_route(definition.place, post, key=key, timeout_s=timeout_s, clock=clock)
         )
-        spec = definition.spec
-        route.servers.all[0].origins[spec.name] = f"python:{digest}"
         may_repeat = bool(route.caches) or route.max_retries > 0
-        self._tool = LocalTool(spec=spec, route=route, idempotent=may_repeat)
+        self._tool = LocalTool(spec=definition.spec, route=route, idempotent=may_repeat)
 
     async def tools(self) -> list[Tool]:
         return [self._tool]

@@ -21,9 +21,13 @@ def _opened(entries: Sequence[ToolEntry], client: ToolClient, topk: int = 1) -> 
 
 
 def client_of(tools: ToolConfig) -> ToolClient:
-    """A client outside a run."""
+    """A client outside a run, whose calls soon give up a server that is away."""
     return ToolClient(
-        tools.server_urls, limiter=None, timeout_s=tools.timeout, max_retries=tools.max_retries
+        tools.server_urls,
+        limiter=None,
+        timeout_s=tools.timeout,
+        max_retries=tools.max_retries,
+        patience_s=1.0,
     )
 
 

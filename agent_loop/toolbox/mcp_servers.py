@@ -8,6 +8,7 @@ twice: its annotations say so, or the entry sets `retry` or `cache`.
 `mcp_client` holds the connections, their bounds and the meaning of results.
 """
 
+import asyncio
 import hashlib
 import json
 from contextlib import AsyncExitStack
@@ -18,7 +19,7 @@ import msgspec
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.own_limits import own_name
-from agent_loop.calls.routes import RequestFailed, local_route
+from agent_loop.calls.routes import local_route
 from agent_loop.calls.servers import Server
 from agent_loop.row import Row
 from agent_loop.toolbox.functions import LocalTool
@@ -29,11 +30,14 @@ from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.toolbox.toolbox import check_only
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
-from tool_server.wire.protocol import ToolCall, ToolResult, ToolUnavailable
+from tool_server.wire.protocol import Again, ToolCall, ToolResult, ToolUnavailable
 from tool_server.wire.responses import rewritten_without_surrogates
 
 if TYPE_CHECKING:
     import mcp_types as types
+
+MAX_UNANSWERED = 20
+"""Calls in a row without an answer, after which the server is started again."""
 
 HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
 
@@ -64,6 +68,9 @@ class McpProvider:
         self._route = client.limits(route, entry)
         self._tools: list[LocalTool] | None = None
         self._connection: Connection | None = None
+        self._unanswered = 0
+        """Calls in a row that got no answer."""
+
         self.servers: FileSlots | None = None
         """Most servers at once, of a source with a server for each trajectory."""
 
@@ -119,9 +126,10 @@ class McpProvider:
             ending = await connection.why_closed()
             raise failure_of(error, tool, target, ending) from error
         except (RuntimeError, ValueError) as error:  # it breaks the protocol or its own schema
-            raise RequestFailed(
+            raise ToolUnavailable(
                 f"{target.name} gave an invalid result: {target.hidden(str(error))[:MAX_ERROR]}",
-                blames_server=False,
+                tool=tool,
+                again=Again.COUNTED,
             ) from error
         if not isinstance(result, CallToolResult):
             raise ToolUnavailable(
@@ -130,8 +138,7 @@ class McpProvider:
                 tool=tool,
             )
         body = body_of(result, tool, target.name)
-        origin = self._route.servers.all[0].origins.get(tool, "")
-        return ToolResult(body=body, tool=tool, origin=origin, cacheable=not body["is_error"])
+        return ToolResult(body=body, tool=tool, cacheable=not body["is_error"])
 
     async def _connected(self) -> Connection:
         """The connection of this event loop; a new one if there is none, or its server died."""
@@ -143,25 +150,26 @@ class McpProvider:
         return connection
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
-        if server.opened_at is not None and self._connection is not None:
-            self._connection.begin_to_close()  # after failures in a row, a trial gets a new server
+        if self._unanswered >= MAX_UNANSWERED and self._connection is not None:
+            self._connection.begin_to_close()
+            self._unanswered = 0
+        connection = await self._connected()
         try:
-            connection = await self._connected()
-        except ToolUnavailable as error:
-            if isinstance(error.__cause__, StartFailed) and not error.__cause__.is_final:
-                raise RequestFailed(str(error), was_executed=False) from error
+            result = await self.ask(connection, call)
+        except asyncio.CancelledError:  # mostly by the deadline of the call
+            self._unanswered += 1
             raise
-        return await self.ask(connection, call)
+        self._unanswered = 0
+        return result
 
     def _tool_of(self, tool: "types.Tool", connection: Connection) -> LocalTool:
         spec = spec_of(tool)
         may_repeat = spec.hints.get("readOnlyHint") or spec.hints.get("idempotentHint")
         about = [self._target.digest, connection.version, spec.schema]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-        self._route.servers.all[0].origins[spec.name] = f"mcp:{digest}"
         return LocalTool(
             spec=spec,
-            route=replace(self._route, key=digest),
+            route=replace(self._route, key=f"mcp:{digest}"),
             idempotent=bool(may_repeat or self.entry.retry or self.entry.cache),
         )
 
@@ -202,8 +210,8 @@ class _TrajectoryServer:
             )
         try:
             return await self._provider.ask(connection, call)
-        except RequestFailed as failure:
-            failure.blames_server = False  # those of the other trajectories still run
+        except ToolUnavailable as fault:
+            fault.is_away = False  # those of the other trajectories still run
             raise
 
 
@@ -211,7 +219,13 @@ async def _started(connection: Connection, entry: ToolEntry) -> None:
     try:
         await connection.started()
     except StartFailed as error:
-        raise ToolUnavailable(str(error), tool=own_name(entry.target)) from error
+        raise ToolUnavailable(
+            str(error),
+            tool=own_name(entry.target),
+            again=Again.NEVER if error.is_final else Again.UNTIL_DEADLINE,
+            executed=False,
+            is_away=not error.is_final,
+        ) from error
 
 
 def spec_of(tool: "types.Tool") -> ToolSpec:

@@ -10,7 +10,7 @@ from agent_loop.row import Row
 from agent_loop.tool_actions import calculate, run_code, search
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
-from tool_server.wire.protocol import ToolError, end_session_call
+from tool_server.wire.protocol import Fault, end_session_call
 
 if TYPE_CHECKING:  # the checks of a config need only the specs
     from agent_loop.calls.client import ToolClient
@@ -66,7 +66,7 @@ class CodeRunner:
         """End the interpreter. If the call fails, the server ends it after some idle time."""
         if self._session is not None and self._was_used:
             self._was_used = False
-            with suppress(ToolError):
+            with suppress(Fault):
                 await client.call(end_session_call(self._session))
 
 

@@ -18,7 +18,7 @@ from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import (
     MAX_RUN_S,
-    ToolError,
+    Fault,
     ToolRejected,
     ToolUnavailable,
     run_code_call,
@@ -103,7 +103,7 @@ class SandboxProvider:
         call = run_code_call(program, "", self._caches, self._run_s)
         try:
             result = await client.on(self._route).call(call)
-        except ToolError as error:
+        except Fault as error:
             error.tool = self.spec.name  # counted as this tool, not as run_code
             raise
         run = result.body.get("run_result") or {}

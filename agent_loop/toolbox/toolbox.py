@@ -1,21 +1,24 @@
 """The tools of one source, opened once for an event loop, and their state for each trajectory."""
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
+from agent_loop.calls.servers import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from agent_loop.deadline import CLOSE_S, Deadline
 from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
-from config.compat import timeout
-from tool_server.wire.protocol import ToolUnavailable
+from agent_loop.watchdog import SharedWait, waits_for
+from config.compat import gather_all, timeout
+from tool_server.wire.protocol import Again, ToolUnavailable
 
-CLOSE_S = 10.0
-"""Longest time in which the state of a trajectory is freed."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +42,17 @@ class Toolbox:
     def __init__(self, opened: Sequence[OpenedProvider]) -> None:
         self._opened = opened
         self._listing: asyncio.Task[dict[str, Tool]] | None = None
+        self._shared_wait = SharedWait()
+        self._until: Deadline | None = None
+        """The last deadline of those that asked for the list."""
+
         self._tools: dict[str, Tool] | None = None
 
-    async def open(self) -> None:
+    async def open(self, deadline: Deadline | None = None) -> None:
         """List the tools, once.
+
+        Args:
+            deadline: until when a server that is away is tried again; None: it is tried once.
 
         Raises:
             ToolUnavailable: an entry cannot list its tools now; the next call tries again.
@@ -50,18 +60,39 @@ class Toolbox:
         """
         if self._tools is not None:
             return
-        # All that wait share the outcome: a server that does not start is tried once for them.
+        if deadline is not None and (self._until is None or self._until.at < deadline.at):
+            self._until = deadline
+        # All that wait share the attempts; each leaves at its own deadline.
         if self._listing is None:
-            self._listing = asyncio.ensure_future(self._listed())
+            self._shared_wait = SharedWait()
+            self._listing = self._shared_wait.start(self._listed())
             self._listing.add_done_callback(self._forget_listing)
-        self._tools = await asyncio.shield(self._listing)
+        with self._shared_wait.joined():
+            self._tools = await asyncio.shield(self._listing)
 
     async def _listed(self) -> dict[str, Tool]:
         found: list[Tool] = []
-        listing = [each.provider.tools() for each in self._opened]
-        for each, tools in zip(self._opened, await asyncio.gather(*listing), strict=True):
+        listing = [self._listed_by(each.provider) for each in self._opened]
+        for each, tools in zip(self._opened, await gather_all(listing), strict=True):
             found += offered(tools, each.only)
         return by_name(found)
+
+    async def _listed_by(self, provider: ToolProvider) -> list[Tool]:
+        """The tools of an entry. While its server is away, it is tried again until the deadline."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await provider.tools()
+            except ToolUnavailable as fault:
+                if fault.again is not Again.UNTIL_DEADLINE or fault.executed:
+                    raise
+                if self._until is None or self._until.left_s() <= pause_s:
+                    raise
+                if pause_s == FIRST_PAUSE_S:
+                    logger.warning("%s; trying again until the trajectories' deadline", fault)
+            waits_for("server")
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _forget_listing(self, listing: "asyncio.Task[dict[str, Tool]]") -> None:
         self._listing = None

@@ -8,6 +8,7 @@ mistake of the model becomes a text that the model reads.
 """
 
 import asyncio
+import math
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -16,14 +17,15 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agent_loop.deadline import Deadline
 from agent_loop.records.trajectory_record import Call, StopReason, TrajectoryRecord, Turn
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.observation_style import ObservationStyle
 from agent_loop.turns.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
 from agent_loop.turns.trajectory import Trajectory
-from agent_loop.watchdog import Activity, current_activity, waits_for
+from agent_loop.watchdog import Activity, current_activity, part_of_activity, waits_for
 from config.compat import gather_all, timeout
-from tool_server.wire.protocol import ToolError, ToolRejected, ToolResult
+from tool_server.wire.protocol import Fault, ToolRejected, ToolResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +91,6 @@ class Budget:
 
     max_turn_length: int | None = None
     """Tokens of one generation; None: no limit of its own."""
-
-    timeout_s: float = 300.0
-    timeout_name: str = "trajectory_s"
-    """The key of `mixed.deadlines` that `timeout_s` comes from."""
 
     turn_timeout_s: float | None = None
     """Seconds for one generation and its calls; None: no limit of its own."""
@@ -197,6 +195,7 @@ async def run_turns(
     codec: TokenCodec,
     budget: Budget,
     filler_id: int,
+    deadline: Deadline | None = None,
     acts_at_end: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rollout:
@@ -205,6 +204,7 @@ async def run_turns(
     Args:
         prompt_ids: (P,) rendered prompt.
         environment: runs one action that is not the answer.
+        deadline: of the trajectory; None: no deadline.
         filler_id: the only token of an empty response.
         acts_at_end: whether the actions of the last turn are run too, although the model does not
             read their results: a step of an environment may have a reward.
@@ -218,11 +218,12 @@ async def run_turns(
     rollout = Rollout(
         trajectory=Trajectory(prompt_ids), stop_reason=StopReason.MAX_TURNS, answer=None
     )
+    ends = deadline or Deadline.after(math.inf, "trajectory_s")
     with current_activity(clock) as activity:
-        whole = timeout(budget.timeout_s)
+        whole = timeout(None if deadline is None else ends.left_s())
         try:
-            if budget.timeout_s <= 0:
-                raise TimeoutError  # the deadline has passed: the engine is not called
+            if not ends.left_s():
+                raise TimeoutError  # the engine is not called
             async with whole:
                 rollout.stop_reason = await _run(
                     rollout,
@@ -236,12 +237,15 @@ async def run_turns(
                     clock,
                 )
         except TimeoutError:
-            if budget.timeout_s <= 0 or whole.expired() or budget.turn_timeout_s is None:
-                rollout.lose_to_deadline(budget.timeout_name, budget.timeout_s, activity)
+            if budget.turn_timeout_s is None or whole.expired() or not ends.left_s():
+                rollout.lose_to_deadline(ends.name, ends.limit_s, activity)
             else:
                 rollout.lose_to_deadline("turn_s", budget.turn_timeout_s, activity)
-        except ToolError as error:
-            rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
+        except Fault as error:
+            if ends.left_s():
+                rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
+            else:  # a call noticed the deadline first
+                rollout.lose_to_deadline(ends.name, ends.limit_s, activity)
         except Exception as error:
             # Only here exceptions in the code of a loop are caught: they cost one trajectory.
             rollout.lose("loop", f"{type(error).__name__}: {error}")
@@ -355,20 +359,27 @@ async def run_call(call: Call, action: Action, environment: Environment) -> str:
     """Run one action, record status and cost in `call`, and return the text for the model.
 
     Raises:
-        ToolError: the infrastructure failed.
+        Fault: the infrastructure failed.
         RuntimeError: the code of the action was cancelled from within, or timed out.
     """
     if action.kind == ActionKind.MALFORMED:
         call.status = "rejected"
         return f"error: {action.content}"
-    waits_for("tool")
     try:
-        observation = await environment(action)
+        with part_of_activity() as own:
+            waits_for("tool")
+            try:
+                observation = await environment(action)
+            except asyncio.CancelledError:
+                call.server_wait_s = own.waited_for_s("server")
+                raise
     except ToolRejected as error:
         call.status, call.error, call.tool = "rejected", str(error), error.tool
+        call.server_wait_s = error.server_wait_s
         return f"error: {error}"
-    except ToolError as error:
+    except Fault as error:
         call.status, call.error, call.tool = "unavailable", str(error), error.tool
+        call.server_wait_s = error.server_wait_s
         raise
     except asyncio.CancelledError as error:
         if is_being_cancelled():
@@ -387,6 +398,7 @@ async def run_call(call: Call, action: Action, environment: Environment) -> str:
     call.ends = bool(observation.ends)
     if (result := observation.result) is not None:
         call.latency_s, call.limiter_wait_s = result.latency_s, result.limiter_wait_s
+        call.server_wait_s = result.server_wait_s
         call.attempts, call.tool = result.attempts, result.tool
     return observation.text
 

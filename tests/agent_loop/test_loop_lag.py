@@ -7,14 +7,14 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_loop.calls import servers
 from agent_loop.calls.client import ToolClient
+from agent_loop.calls.servers import Server
+from agent_loop.deadline import Deadline
 from agent_loop.loop_lag import LoopLag
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.rewards.judging import judge
@@ -98,25 +98,22 @@ ROW = {
 }
 
 
-class Server:
-    """Answers a request after a second."""
+class Client(ToolClient):
+    """Its server answers a request after a second."""
 
-    async def post(self, call: ToolCall, server: servers.Server) -> ToolResult:
+    def __init__(self, timeout_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        super().__init__("http://x", limiter=None, timeout_s=timeout_s, cache_size=0, clock=clock)
+
+    async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
         await asyncio.sleep(1.0)
         ran = {"status": "Finished", "stdout": "2\n", "return_code": 0}
         return ToolResult(body={"status": "Success", "run_result": ran}, tool=call.tool)
 
 
-def tool_client(timeout_s: float) -> ToolClient:
-    clock = asyncio.get_running_loop().time
-    client = ToolClient("http://x:1", limiter=None, timeout_s=timeout_s, cache_size=0, clock=clock)
-    client._opened.transport = Server()  # pyright: ignore[reportAttributeAccessIssue]
-    return client
-
-
 async def judged(stalls: Stalls) -> tuple[Rollout, dict[str, float]]:
     """A trajectory of three calls and its reward, which together take 12 s if the loop is free."""
-    client, said = tool_client(4.0), ScriptedGenerate(CODEC, TURNS)
+    client, said = Client(4.0), ScriptedGenerate(CODEC, TURNS)
 
     async def generate(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
         await asyncio.sleep(3.0)
@@ -134,7 +131,8 @@ async def judged(stalls: Stalls) -> tuple[Rollout, dict[str, float]]:
         language=TAGS,
         style=InlineStyle(CODEC, "[", "]"),
         codec=CODEC,
-        budget=Budget(max_turns=3, response_length=400, timeout_s=20.0, turn_timeout_s=8.0),
+        budget=Budget(max_turns=3, response_length=400, turn_timeout_s=8.0),
+        deadline=Deadline.after(20.0, "trajectory_s", asyncio.get_running_loop().time),
         filler_id=0,
         clock=asyncio.get_running_loop().time,
     )
@@ -173,18 +171,3 @@ def test_the_time_of_a_call_a_turn_or_a_verdict_that_passed_meanwhile_is_a_fault
 ):
     (rollout, _), _ = run_virtual(judged([stalled]))
     assert (rollout.stop_reason, rollout.fault_tool) == (reason, tool)
-
-
-@pytest.mark.parametrize(("stalls", "opens"), [([(0.5, 30.0)], False), ([], True)])
-def test_a_server_is_not_blamed_for_answers_that_a_late_loop_did_not_read(
-    stalls: Stalls, opens: bool
-):
-    async def calls() -> bool:
-        client = tool_client(10.0 if stalls else 0.5)
-        stall(stalls)
-        asked = [client.call(run_code_call("a", "")) for _ in range(servers.BREAKER_FAILURES)]
-        done: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
-        assert all(isinstance(each, Exception) for each in done)
-        return client._servers.all[0].opened_at is not None
-
-    assert run_virtual(calls())[0] is opens

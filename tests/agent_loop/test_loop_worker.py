@@ -196,7 +196,8 @@ def worker_of(kind: type[Loop], verls_client: VerlsClient, **config: Any) -> Any
     worker.settings = LoopSettings(
         mixed=MixedConfig.model_validate(mixed),
         tools=ToolConfig(server_url="http://127.0.0.1:1", enable_global_rate_limit=False),
-        budget=Budget(max_turns=3, response_length=60, timeout_s=5.0),
+        budget=Budget(max_turns=3, response_length=60),
+        trajectory_s=5.0,
         max_actions=1,
         backend="hf",
         sampling={},
@@ -238,7 +239,7 @@ def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     async def client(*_: Any) -> Any:
-        return SimpleNamespace(for_source=lambda source: None)
+        return SimpleNamespace(for_source=lambda *_: None)
 
     monkeypatch.setattr("agent_loop.training.verl_adapters.loop_worker.shared_client", client)
 

@@ -222,7 +222,7 @@ async def rows_of(
         agent = "users"
 
     async def client(*_: Any) -> Any:
-        return SimpleNamespace(for_source=lambda source: tools)
+        return SimpleNamespace(for_source=lambda *_: tools)
 
     put: list[Any] = []
 

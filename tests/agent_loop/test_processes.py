@@ -4,6 +4,8 @@ import asyncio
 import os
 import pickle
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from pebble.pool.process import TaskManager
 
 from agent_loop import processes
-from agent_loop.processes import KillablePool, ProcessDied, call_in_file
+from agent_loop.processes import CallTimedOut, KillablePool, ProcessDied, call_in_file
 from tool_server.wire.protocol import ToolRejected
 
 
@@ -42,6 +44,7 @@ def torn(how: str) -> None:
         "cancelled": asyncio.CancelledError("of the function"),
         "interrupt": KeyboardInterrupt(),
         "stop": StopIteration(),
+        "timeout": TimeoutError("of the function"),
     }[how]
 
 
@@ -50,17 +53,20 @@ def unknown() -> Any:
     return type("Local", (), {})()
 
 
-def children() -> list[psutil.Process]:
-    """The processes of pools."""
-    return [
-        child
-        for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(child.cmdline())
-    ]
+def _children() -> dict[int, psutil.Process]:
+    alive = [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
+    return {child.pid: child for child in alive if "spawn_main" in " ".join(child.cmdline())}
+
+
+@pytest.fixture
+def children() -> Callable[[], list[psutil.Process]]:
+    """The processes of pools of this test. Earlier tests have left those of scorers."""
+    before = _children().keys()
+    return lambda: [child for pid, child in _children().items() if pid not in before]
 
 
 async def test_calls_that_had_not_begun_when_idle_processes_were_killed_are_made_once(
-    tmp_path, monkeypatch
+    children, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(processes, "LOOK_S", 0.1)
     log = tmp_path / "log"
@@ -77,7 +83,9 @@ async def test_calls_that_had_not_begun_when_idle_processes_were_killed_are_made
 
 
 @pytest.mark.parametrize("pebble_knows", [True, False])
-async def test_a_call_that_has_begun_is_not_made_again(pebble_knows, tmp_path, monkeypatch):
+async def test_a_call_that_has_begun_is_not_made_again(
+    children, pebble_knows, tmp_path, monkeypatch
+):
     """pebble does not know that it has begun if the process dies before pebble reads so; then it
     gives up all processes."""
     if not pebble_knows:
@@ -95,7 +103,7 @@ def fails() -> None:
     raise ImportError("no such library")
 
 
-async def test_that_no_process_starts_is_said(monkeypatch):
+async def test_that_no_process_starts_is_said(children, monkeypatch):
     pool = KillablePool(1, fails)
     with pytest.raises(ProcessDied, match="ended twice before it began"):
         await pool.run(os.getpid)
@@ -118,7 +126,7 @@ async def test_that_no_process_starts_is_said(monkeypatch):
         ("stop", "StopIteration"),
     ],
 )
-async def test_whatever_a_function_raises_is_an_error_of_its_call_alone(how, words):
+async def test_whatever_a_function_raises_is_an_error_of_its_call_alone(children, how, words):
     pool = KillablePool(1)
     process = await pool.run(os.getpid)
     with pytest.raises(RuntimeError, match=words):
@@ -128,6 +136,15 @@ async def test_whatever_a_function_raises_is_an_error_of_its_call_alone(how, wor
     assert await pool.run(os.getpid) == process
     await pool.close()
     assert not children()
+
+
+async def test_a_timeout_of_the_function_is_not_the_limit_of_its_call():
+    pool = KillablePool(1)
+    with pytest.raises(TimeoutError, match="of the function"):
+        await pool.run(torn, "timeout", timeout_s=60.0)
+    with pytest.raises(CallTimedOut):
+        await pool.run(time.sleep, 60, timeout_s=0.1)
+    await pool.close()
 
 
 async def test_a_mistake_of_the_model_is_told_whatever_class_of_the_file_says_so(tmp_path):
@@ -178,7 +195,7 @@ async def test_the_event_loop_goes_on_while_processes_start_and_end(monkeypatch)
     going.cancel()
 
 
-async def test_a_call_that_a_breaking_pool_forgets_is_made_in_the_next_one(monkeypatch):
+async def test_a_call_that_a_breaking_pool_forgets_is_made_in_the_next_one(children, monkeypatch):
     monkeypatch.setattr(processes, "LOOK_S", 0.0)
     pool = KillablePool(1)
     forgets: Any = SimpleNamespace(active=False, stop=lambda: None, join=lambda: None)

@@ -249,7 +249,7 @@ def test_a_recipe_sets_what_it_likes_of_ours(model, tmp_path):
     )
     settings = settings_of(config)
     assert settings.tools.rate_limit_per_minute == 60
-    assert settings.budget.timeout_s == 900
+    assert settings.trajectory_s == 900
     assert settings.mixed.run_dir == str(tmp_path)
     assert not settings.judges
     assert settings.budget.max_turns == settings.budget.response_length  # verl's null: no limit

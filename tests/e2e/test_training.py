@@ -340,7 +340,7 @@ def test_every_step_has_the_names_that_reports_read(job: Job):
         *("solved_none", "turns/mean", "prompt_length/mean", "response_length/mean"),
         *("response_length/max", "masked_fraction", "tool_calls/mean", "tool_error_rate"),
         *("infra_error_rate", "tool_latency_s/p50", "tool_latency_s/p95", "entropy/mean"),
-        *("limiter_wait_s/mean", "truncated_rate", "reward_parts/score"),
+        *("limiter_wait_s/mean", "server_wait_s/sum", "truncated_rate", "reward_parts/score"),
     )
     of_all = ("mixed/ratio_error/max", "mixed/ratio_error/cumulative_max")
     # A line that a kill took comes back from its checkpoint, which was made in mid-step.

@@ -181,6 +181,7 @@ def _of_source(
         "tool_latency_s/p95": rng.uniform(0.1, 0.4),
         "tool_cache_hit_rate": rng.random(),
         "limiter_wait_s/mean": rng.uniform(0, 0.05),
+        "server_wait_s/sum": 0.0,
         "generate_s/mean": generate_s,
         "tools_s/mean": generate_s * 0.4,
         "limiter/granted": granted,

@@ -87,8 +87,8 @@ PROMISES: tuple[tuple[str, str], ...] = (
         "tests/nodes/test_runs.py::test_slurm_saves_before_the_time_is_over_and_the_next_job_completes_the_run",
     ),
     (
-        "Redis caches searches",
-        "tests/agent_loop/calls/test_cache_store.py::test_what_one_wrote_to_redis_another_reads_until_its_time_is_over",
+        "searches are cached for all processes",
+        "tests/agent_loop/calls/test_cache_store.py::test_what_one_wrote_another_reads",
     ),
     (
         "W&B saves files",

@@ -232,16 +232,16 @@ def test_a_hostile_answer_earns_nothing_and_does_nothing(task: str, tmp_path: Pa
 )
 async def test_a_process_of_scorers_has_no_rights(function: Any, arguments: Any) -> None:
     with pytest.raises(OSError):
-        await reasoning_gym._POOL.run(function, *arguments)
+        await reasoning_gym._SCORER.run(function, *arguments)
 
 
 async def test_a_process_of_scorers_has_no_environment() -> None:
     assert os.getenv("PATH")
-    assert await reasoning_gym._POOL.run(os.getenv, "PATH", "none") == "none"
+    assert await reasoning_gym._SCORER.run(os.getenv, "PATH", "none") == "none"
 
 
 async def test_what_hangs_or_fills_the_memory_is_ended() -> None:
-    run = reasoning_gym._POOL.run
+    run = reasoning_gym._SCORER.run
     assert await run(eval, "[0 for i in iter(int, 1)]") is None  # Python that never ends
     assert await run(eval, "9**9**9") is None  # C that never ends: the kernel kills it
     with pytest.raises(MemoryError):

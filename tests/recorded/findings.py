@@ -117,6 +117,7 @@ def findings(case: Case, server: str) -> tuple[str, str]:
     known += [(sys.prefix, "<python>"), (os.uname().nodename, "<host>")]
     text = normalised("\n".join(line.replace("\n", "\\n") for line in said), known)
     text = re.sub(r"<python>/lib/python3\.\d+", "<python>/lib/python3", text)
+    text = re.sub(r"\d+\.\d s of waiting", "some s of waiting", text)
     return case.id, re.sub(r"(?<=\.)[0-9a-f]{8}(?=\.(train|validation)\.parquet)", "<hash>", text)
 
 

@@ -206,7 +206,7 @@ async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings
     monkeypatch.setattr(code_of(app), "_sandbox", Broken())
     async with serve(app) as address:
         status, body = await post(f"{address}/run_code", {"code": "1"})
-        assert (status, body["status"]) == (503, "SandboxError")
+        assert (status, body["status"]) == (500, "SandboxError")
         assert body["message"] == "out of namespaces"
         async with aiohttp.ClientSession() as session:
             answer = await session.post(f"{address}/run_code", json={"code": "1"})

@@ -230,11 +230,11 @@ async def test_the_queue_is_seen_and_a_client_that_goes_away_leaves_it():
         assert await answer.json() == {"result": "x = 0.5"}
 
 
-async def test_a_worker_that_does_not_start_is_503(monkeypatch):
+async def test_a_worker_that_does_not_start_is_500(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     async with server() as (session, _):
         answer = await session.post("/calculate", json={"expression": "2x=1"})
-        assert answer.status == 503 and "does not start" in (await answer.json())["error"]
+        assert answer.status == 500 and "does not start" in (await answer.json())["error"]
         assert answer.headers[EXECUTED] == "maybe"
 
 

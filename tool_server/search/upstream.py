@@ -1,8 +1,7 @@
 """Clients of other search engines: Search-R1's server and Serper's web search.
 
-Their answers are checked: a wrong answer is reported as a fault, never as an empty result. An
-answer is read up to a bound, and a compressed one is refused. Serper's key is read from the
-environment and only sent in the request header.
+Their answers are checked: a wrong answer is reported as a fault, never as an empty result. Serper's
+key is read from the environment and only sent in the request header.
 """
 
 import asyncio
@@ -17,8 +16,9 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
-from tool_server.wire.bounded_read import compression_of, plain_session, read_bounded
-from tool_server.wire.responses import max_answer_bytes, retry_after_s
+from tool_server.wire.http import Peer, plain_session, post
+from tool_server.wire.protocol import ToolUnavailable
+from tool_server.wire.responses import dumps, max_answer_bytes
 
 KEY_VARIABLE = "SERPER_API_KEY"
 
@@ -41,21 +41,6 @@ class SearchHit:
     """Has `contents`, `id` if the engine gives one, and further fields of the engine."""
 
     score: float
-
-
-class UpstreamFault(Exception):
-    """The engine gave no valid answer.
-
-    Args:
-        status: HTTP status for the caller: 429 or 503 from the engine, 502 for an invalid answer,
-            504 for no answer in time.
-        message: what went wrong.
-        retry_after_s: seconds after which the engine may be asked again, if it said so.
-    """
-
-    def __init__(self, status: int, message: str, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.retry_after_s = status, retry_after_s
 
 
 def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> "Upstream":
@@ -92,6 +77,7 @@ class Upstream(ABC):
 
     kind: str
     endpoint: str
+    remedy: str
     headers: Mapping[str, str] = {}
 
     def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
@@ -105,11 +91,7 @@ class Upstream(ABC):
         """Kind and URL of the engine."""
 
     async def open(self) -> None:
-        self._session = plain_session(
-            headers=dict(self.headers),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            limit=self._connections,
-        )
+        self._session = plain_session(self.headers, limit=self._connections)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -120,46 +102,38 @@ class Upstream(ABC):
         """At most k results for each query, best first.
 
         Raises:
-            UpstreamFault: there is no valid answer.
+            ToolUnavailable: there is no valid answer.
         """
 
     async def _post(self, payload: Mapping[str, Any], queries: int = 1) -> Any:
-        """The JSON of the engine's answer to so many queries, or an `UpstreamFault`."""
+        """The JSON of the engine's answer to so many queries."""
         assert self._session is not None
+        peer = Peer(
+            name="the engine",
+            tool="retrieve",
+            address_key="search_upstream",
+            remedy=self.remedy,
+            refused=self.remedy,
+            shows=0,  # its words may repeat the key, or what is secret in the URL
+        )
         limit = max_answer_bytes("retrieve") + (queries - 1) * MAX_QUERY_BYTES
-        limit = min(limit, MAX_BATCH_BYTES)
+        raw, _ = await post(
+            self._session,
+            self._address,
+            dumps(payload),
+            peer,
+            limit=min(limit, MAX_BATCH_BYTES),
+            timeout_s=self._timeout_s,
+        )
         try:
-            # No redirect is followed, because it would send the key to another server.
-            async with self._session.post(
-                self._address, json=payload, allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    raise self._refusal(response)
-                if encoding := compression_of(response):
-                    raise self._fault(502, f"its answer has Content-Encoding={encoding!r}")
-                raw = await read_bounded(response, limit)
-                if len(raw) > limit:
-                    raise self._fault(502, f"its answer has more than {limit >> 20} MiB")
-                return json.loads(raw)
-        except asyncio.TimeoutError as error:
-            raise self._fault(504, f"no answer in timeout_s={self._timeout_s}") from error
-        except aiohttp.ClientError as error:
-            raise self._fault(503, f"no answer ({type(error).__name__})", 1) from error
+            return json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise self._fault(502, "its answer is not JSON") from error
+            raise _invalid("its answer is not JSON") from error
 
-    def _refusal(self, response: aiohttp.ClientResponse) -> UpstreamFault:
-        status = response.status
-        pause_s = max(1, math.ceil(retry_after_s(response.headers) or 0))
-        if status == 429:
-            return self._fault(429, "it answered 429, too many requests", pause_s)
-        if status >= 500:
-            return self._fault(503, f"it answered {status}", pause_s)
-        hint = f"; check {KEY_VARIABLE}" if status in (401, 403) and self.headers else ""
-        return self._fault(502, f"it answered {status}{hint}")
 
-    def _fault(self, status: int, what: str, retry_after_s: int | None = None) -> UpstreamFault:
-        return UpstreamFault(status, f"cannot search by {self.name}: {what}", retry_after_s)
+def _invalid(what: str) -> ToolUnavailable:
+    """The engine would answer the same again."""
+    return ToolUnavailable(what, tool="retrieve")
 
 
 class SearchR1(Upstream):
@@ -169,6 +143,7 @@ class SearchR1(Upstream):
     """
 
     kind, endpoint = "search_r1", "/retrieve"
+    remedy = "is this Search-R1's server?"
 
     async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
         body = await self._post(
@@ -176,7 +151,7 @@ class SearchR1(Upstream):
         )
         result = body.get("result") if isinstance(body, dict) else None
         if not isinstance(result, list) or len(result) != len(queries):
-            raise self._fault(502, f"its answer has no `result` of {len(queries)} lists")
+            raise _invalid(f"its answer has no `result` of {len(queries)} lists")
         return [self._hits(items)[:k] for items in result]
 
     def _hits(self, items: Any) -> list[SearchHit]:
@@ -184,9 +159,9 @@ class SearchR1(Upstream):
             hits = [SearchHit(document=i["document"], score=float(i["score"])) for i in items]
             is_good = all(isinstance(hit.document["contents"], str) for hit in hits)
         except (TypeError, KeyError, ValueError, OverflowError) as error:
-            raise self._fault(502, "one of its results has no document or score") from error
+            raise _invalid("one of its results has no document or score") from error
         if not is_good or not all(math.isfinite(hit.score) for hit in hits):
-            raise self._fault(502, "one of its results has no text or no score")
+            raise _invalid("one of its results has no text or no score")
         return hits
 
 
@@ -197,6 +172,7 @@ class Serper(Upstream):
     """
 
     kind, endpoint = "serper", "/search"
+    remedy = f"check {KEY_VARIABLE} and the account's credits"
 
     def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
         super().__init__(address, timeout_s=timeout_s, connections=connections)
@@ -224,7 +200,7 @@ class Serper(Upstream):
         try:
             pages = _pages(body)
         except (TypeError, KeyError, AttributeError) as error:
-            raise self._fault(502, "its answer is not a list of pages") from error
+            raise _invalid("its answer is not a list of pages") from error
         return [
             SearchHit(document={"id": link, "contents": f'"{title}"\n{text}'}, score=1.0 / place)
             for place, (link, title, text) in enumerate(pages[:k], start=1)

@@ -1,12 +1,14 @@
-"""Types of a tool call, its result and its errors. Imports nothing heavy.
+"""Types of a tool call, its result and its faults. Imports nothing heavy.
 
-`ToolRejected` is the model's mistake, or a request that the server will never accept; the model
-reads the error as an observation. `ToolUnavailable` is a fault of the infrastructure; it ends the
-trajectory.
+`ToolRejected` is the model's mistake: the model reads the message as an observation.
+`ToolUnavailable` is a fault of the infrastructure: the trajectory is not trained. Any other
+exception is an error in our code or the user's.
 """
 
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from config.compat import StrEnum
 
 EXECUTED = "X-Executed"
 """Header of a server's error: `no` if the call was certainly not executed, `maybe` otherwise. An
@@ -43,13 +45,13 @@ class ToolCall:
     calculations are always deterministic, unless this is False."""
 
     idempotent: bool = True
-    """False: the call must not be executed twice. It is sent again only if it cannot have been
+    """False: the call must not be executed twice. It is sent again only if it was certainly not
     executed (no connection, or an error with `X-Executed: no`), and its result is neither cached
     nor shared."""
 
     session: str = ""
     """Calls of one session go to the same server, because that server holds the session's state. If
-    that server does not answer, they fail."""
+    that server is away, they wait for it."""
 
 
 MAX_RUN_S = 120.0
@@ -92,14 +94,17 @@ class ToolResult:
     """JSON body of the answer."""
 
     latency_s: float = 0.0
-    """From the first attempt to the answer, with retries, without `limiter_wait_s`; 0 on a cache
+    """From the first attempt to the answer, with retries, without the two waits below; 0 on a cache
     hit."""
 
     limiter_wait_s: float = 0.0
     """Time spent waiting for the limiter and a slot."""
 
+    server_wait_s: float = 0.0
+    """Time spent waiting for a server that was away or overloaded."""
+
     attempts: int = 1
-    """HTTP requests made; 0 on a cache hit."""
+    """Requests that the tool may have executed; 0 on a cache hit."""
 
     cached: bool = False
     """True when the result came from a cache, or from an equal call that was under way."""
@@ -114,22 +119,59 @@ class ToolResult:
     """The server's `X-Cacheable`: whether an equal call to the same origin would end the same."""
 
 
-class ToolError(Exception):
-    """A tool call that brought no result; `tool` is empty where the tool is not known."""
+class Again(StrEnum):
+    """Whether a call that failed may be tried again. A call that may have been executed is tried
+    again only if it may run twice (`ToolCall.idempotent`)."""
 
-    tool: str  # no default on the class, because Ray's copy of an error would show it instead
+    NEVER = "never"
+    """The next attempt would fail too, for example because the token is wrong."""
 
-    def __init__(self, message: str = "", *, tool: str = "") -> None:
-        super().__init__(message)
-        self.tool = tool
+    COUNTED = "counted"
+    """The tool answered that it failed: `max_retries` times."""
+
+    UNTIL_DEADLINE = "until_deadline"
+    """The tool did not answer, because it is away or overloaded: as long as the call has time."""
 
 
-class ToolRejected(ToolError):
-    """The server understood the call and refuses it (4xx but 429): never retried."""
+class Fault(Exception):
+    """A call that brought no result. The class says whose fault it is.
+
+    Args:
+        message: what failed, where, and what to do.
+        tool: name of the tool; "" where it is not known.
+        again: whether the call may be tried again.
+        executed: whether the call may have been executed. If not, it can always be sent again.
+        retry_after_s: pause that the server asks for.
+        is_overload: the server has too many requests; all callers slow down.
+        is_away: nobody answers at the server's address; all callers wait for it together.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        tool: str = "",
+        again: Again = Again.NEVER,
+        executed: bool = True,
+        retry_after_s: float | None = None,
+        is_overload: bool = False,
+        is_away: bool = False,
+    ) -> None:
+        # half a character (a lone surrogate) cannot be written to JSON or to a log
+        super().__init__(message.encode(errors="replace").decode())
+        # no defaults on the class, because Ray's copy of an error would show them instead
+        self.tool, self.again, self.executed = tool, again, executed
+        self.retry_after_s, self.is_overload, self.is_away = retry_after_s, is_overload, is_away
+        self.server_wait_s = 0.0
+        """As `ToolResult.server_wait_s`."""
 
 
-class ToolUnavailable(ToolError):
-    """No answer, 429 or 5xx after all retries, or the deadline passed."""
+class ToolRejected(Fault):
+    """The model's mistake: a call that the tool understood and refuses."""
+
+
+class ToolUnavailable(Fault):
+    """A fault of the infrastructure: no answer to the call."""
 
 
 class ToolTimeout(ToolUnavailable):
@@ -144,6 +186,6 @@ class ToolBackend(Protocol):
 
         Raises:
             ToolRejected: the server refuses this call.
-            ToolUnavailable: no answer after retries within the deadline.
+            ToolUnavailable: no answer within the deadline, or the tool failed in all attempts.
         """
         ...

@@ -101,7 +101,7 @@ def _call(config: dict[str, Any], tools: dict[tuple[str, str], Any], call: list[
     from agent_loop.toolbox.listing import called
     from config.lookup import at
     from config.schema import TOOL_CONFIG, ToolConfig, load_section
-    from tool_server.wire.protocol import ToolError
+    from tool_server.wire.protocol import Fault
     from verl_mixed.checks.config.tools import entries_of
     from verl_mixed.run.sections import entry_of
 
@@ -122,7 +122,7 @@ def _call(config: dict[str, Any], tools: dict[tuple[str, str], Any], call: list[
     entries = entries_of(config, *pair)
     try:
         observation = asyncio.run(called(source, entries, topk, name, arguments, settings))
-    except ToolError as error:
+    except Fault as error:
         print_error(f"tool={name!r} of source={source}: {error}")
         return NOT_GOOD
     print(observation.text)

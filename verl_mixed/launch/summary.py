@@ -16,7 +16,7 @@ from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import printable
 from verl_mixed.views.estimates import NO_RECORDS, Validated, comparison_words, improvements
 from verl_mixed.views.pace import pace_words
-from verl_mixed.views.progress import Line, series
+from verl_mixed.views.progress import Line, series, server_waits
 from verl_mixed.views.report.files import write_report
 from verl_mixed.views.summary import PHASE_WORDS, phase_means, reward_rows, trained
 
@@ -37,6 +37,8 @@ def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
         say(f"cost         {cost}")
     if pace := pace_words(folder.lines()):
         say(f"pace         {pace}")
+    for waited in server_waits(folder.lines()):
+        say(f"tools        {printable(waited)}")
     try:
         report = audit_run(folder, plan.config)
     except ValueError as error:

@@ -75,7 +75,7 @@ def seconds_left(lines: Sequence[Line], total_steps: int | None) -> float | None
 
 
 def warnings_of(lines: Sequence[Line], passed_over: int = 0) -> list[str]:
-    """Faults that make the run's numbers doubtful; empty when there are none.
+    """Faults, most of which make the run's numbers doubtful; empty when there are none.
 
     The warnings are about the newest step, the validations that `improvements` compares, and the
     lines of `metrics.jsonl` that were passed over because they cannot be read.
@@ -98,6 +98,7 @@ def warnings_of(lines: Sequence[Line], passed_over: int = 0) -> list[str]:
             for step, share in _lost_in_validation(lines, source).items()
             if share
         ]
+    warnings += server_waits(lines[-1:])
     if drifted := metrics.get("mixed/drift/found", 0.0):
         warnings.append(
             f"drift: {drifted:.0f} trajectories have other tokens than their agent loops saw"
@@ -105,6 +106,19 @@ def warnings_of(lines: Sequence[Line], passed_over: int = 0) -> list[str]:
     if passed_over:
         warnings.append(passed_over_words(passed_over))
     return warnings
+
+
+def server_waits(lines: Sequence[Line]) -> list[str]:
+    """A sentence for each source whose calls waited for a server in these steps."""
+    waited_s = {
+        source: sum(seconds for _, seconds in series(lines, f"mixed/{source}/server_wait_s/sum"))
+        for source in sources_of(lines)
+    }
+    return [
+        f"calls of {source} waited {seconds:,.0f} s for a tool server that was away or overloaded"
+        for source, seconds in waited_s.items()
+        if seconds >= 0.5  # less would be 0 s
+    ]
 
 
 def _lost_in_validation(lines: Sequence[Line], source: str) -> dict[int, float]:

@@ -3,8 +3,8 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from agent_loop.calls.routes import RequestFailed
 from agent_loop.toolbox.mcp_client.messages import (
+    HTTP_FAILED,
     HTTP_STATUS,
     MAX_MESSAGE_BYTES,
     NOT_SENT,
@@ -13,7 +13,8 @@ from agent_loop.toolbox.mcp_client.messages import (
 )
 from agent_loop.toolbox.mcp_client.target import ServerTarget
 from agent_loop.toolbox.results import text_body
-from tool_server.wire.protocol import ToolError, ToolRejected, ToolUnavailable
+from tool_server.wire.http import Peer, fault_of
+from tool_server.wire.protocol import Again, Fault, ToolRejected, ToolUnavailable
 from tool_server.wire.responses import replace_surrogates
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ def _too_large(tool: str, name: str, limit: str) -> ToolUnavailable:
     )
 
 
-def failure_of(
-    error: "MCPError", tool: str, target: ServerTarget, ending: str
-) -> RequestFailed | ToolError:
+def failure_of(error: "MCPError", tool: str, target: ServerTarget, ending: str) -> Fault:
     """The failure of a call that ended in a JSON-RPC error.
 
     Args:
@@ -84,34 +83,34 @@ def failure_of(
     if "event exceeded" in message:  # the SDK has no code for it
         return _too_large(tool, name, f"{MAX_MESSAGE_BYTES >> 20} MiB")
     if code in SESSION_ENDED:
-        return RequestFailed(message, was_executed=False, blames_server=False)
-    if code == NOT_SENT:
-        return RequestFailed(message, was_executed=False)
+        return ToolUnavailable(message, tool=tool, again=Again.UNTIL_DEADLINE, executed=False)
+    if code in (NOT_SENT, HTTP_FAILED):
+        return ToolUnavailable(
+            message,
+            tool=tool,
+            again=Again.UNTIL_DEADLINE,
+            executed=code != NOT_SENT,
+            is_away=True,
+        )
     if code == HTTP_STATUS:
         return _http_failure(error, message, tool, target)
-    if ending:
-        return RequestFailed(f"{name} ended during the call ({ending})")
-    # The server has answered, so it works.
-    return RequestFailed(f"{message} (error {code})", blames_server=code > 0)
+    failure = f"{name} ended during the call ({ending})" if ending else f"{message} (error {code})"
+    return ToolUnavailable(failure, tool=tool, again=Again.COUNTED)
 
 
-def _http_failure(
-    error: "MCPError", message: str, tool: str, target: ServerTarget
-) -> RequestFailed | ToolError:
+def _http_failure(error: "MCPError", message: str, tool: str, target: ServerTarget) -> Fault:
     data = error.data if isinstance(error.data, dict) else {}
-    status, retry_after_s = data.get("status", 0), data.get("retry_after_s")
-    if status in (408, 429) or status >= 500:
-        return RequestFailed(
-            message,
-            retry_after_s,
-            is_overload=status in (429, 503),
-            blames_server=status != 429,
-        )
-    return ToolUnavailable(
-        f"{target.name} refuses tool={tool!r}: {message}; "
-        f"{remedy_for(status, target.token_variable)}",
+    status = int(data.get("status", 0))
+    remedy = remedy_for(status, target.token_variable)
+    peer = Peer(
+        name=f"{target.name} for tool={tool!r}",
         tool=tool,
+        address_key="`mcp`",
+        remedy=remedy,
+        refused=remedy,
     )
+    words = message.removeprefix(f"HTTP {status}").strip()
+    return fault_of(status, words, peer, pause_s=data.get("retry_after_s"))
 
 
 def remedy_for(status: int, token_variable: str) -> str:

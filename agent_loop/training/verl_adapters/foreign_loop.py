@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from agent_loop.deadline import Deadline
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.records.trajectory_record import StopReason, Turn
 from agent_loop.training.verl_adapters.engine_client import EngineTurn, routes_of
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.tags import ActionKind, Tags
 from agent_loop.turns.trajectory import Trajectory
-from agent_loop.turns.turn_loop import Budget, Rollout
+from agent_loop.turns.turn_loop import Rollout
 from agent_loop.watchdog import current_activity
 from samplers.rows.boxed import boxed_answer
 
@@ -222,7 +223,7 @@ def _info(extra_fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return info if isinstance(info, Mapping) else {}
 
 
-def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, budget: Budget) -> Rollout:
+def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, deadline: Deadline) -> Rollout:
     """The lost rollout of a loop that was ended by its deadline, from its requests to the engine.
 
     The prompt of each request has all earlier tokens, those of the environment included.
@@ -241,7 +242,7 @@ def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, budget: Budget) ->
         trajectory.cut_turn(len(token_ids), codec.decode(token_ids))
     rollout = _finished(trajectory, codec, StopReason.DEADLINE, None, [*enumerate(turns, 1)])
     with current_activity(time.monotonic) as activity:
-        rollout.lose_to_deadline(budget.timeout_name, budget.timeout_s, activity)
+        rollout.lose_to_deadline(deadline.name, deadline.limit_s, activity)
     trajectory.without_gradient()
     rollout.passed = _media(turns[:used])
     return rollout

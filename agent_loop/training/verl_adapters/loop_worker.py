@@ -34,6 +34,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
 from verl.utils import tensordict_utils as tu
 
 from agent_loop.calls.client import shared_client
+from agent_loop.deadline import Deadline
 from agent_loop.loop_lag import spare_full_collections
 from agent_loop.loop_settings import ROUTE_KEYS, most_open_requests, settings_of
 from agent_loop.records.evaluation_records import RECORD, line_of
@@ -65,7 +66,7 @@ from agent_loop.watchdog import waits_for
 from config.agents import BLOCKS, with_blocks
 from samplers.queue_view import ENDED
 from samplers.uid import prompt_of
-from tool_server.wire.protocol import ToolError
+from tool_server.wire.protocol import Fault
 
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -159,9 +160,11 @@ class SessionRunner:
             if isinstance(loop, TurnAgentLoop):  # has deadlines, reward and record itself
                 own: Any = await loop.run(sampling_params, **columns)
                 return own if isinstance(own, list) else [own]
-            tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
-            client_of_trajectory.set(tools)
-            rollouts = await self._run_foreign(loop, sampling_params, row, columns, turns)
+            deadline = settings.deadline_of(row.step_deadline)
+            client = await shared_client(settings.tools, settings.mixed)
+            client_of_trajectory.set(client.for_source(source, deadline))
+            rollouts = await self._run_foreign(loop, sampling_params, row, columns, turns, deadline)
+            tools = client.for_source(source, settings.reward_deadline())
             if self._route_shape is not None:
                 for rollout in rollouts:
                     add_routes(rollout, turns, self._route_shape, source)
@@ -184,21 +187,21 @@ class SessionRunner:
         row: Row,
         columns: dict[str, Any],
         turns: list[EngineTurn],
+        deadline: Deadline,
     ) -> list[Rollout]:
         """Run another project's loop. At the deadline it is ended, and the session is lost."""
         settings, source = self.settings, row.source
         codec = codec_of(self.tokenizer)
-        budget = settings.budget_of(source, row.step_deadline)
         running = asyncio.ensure_future(
             loop.run(settings.sampling_of(source, sampling_params), **columns)
         )
         try:
-            done, _ = await asyncio.wait([running], timeout=budget.timeout_s)
+            done, _ = await asyncio.wait([running], timeout=deadline.left_s())
         finally:
             running.cancel()
             await asyncio.wait([running])
         if not done:
-            return [late_rollout(turns, codec, budget)]
+            return [late_rollout(turns, codec, deadline)]
         output = running.result()
         if faults := faults_of_trajectory.get():
             raise faults[0]  # the loop caught it, and went on without the answer
@@ -239,7 +242,7 @@ class SessionRunner:
             trajectory=Trajectory([filler_id]), stop_reason=StopReason.INFRA_ERROR, answer=None
         )
         rollout.trajectory.finish(filler_id)
-        is_infra = isinstance(error, ToolError)
+        is_infra = isinstance(error, Fault)
         rollout.lose((is_infra and error.tool) or "loop", f"{type(error).__name__}: {error}")
         rollout.loop_error = None if is_infra else traceback.format_exc()
         return rollout

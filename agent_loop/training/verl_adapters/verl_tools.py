@@ -91,12 +91,10 @@ class VerlProvider:
                 return _text_of(await _executed(tool, arguments), call.tool)
 
             body = await outcome_of(run, call.payload, call.tool, f"{name}:{call.tool}")
-            origin = server.origins[call.tool]
-            return ToolResult(body=body, tool=call.tool, origin=origin, cacheable=True)
+            return ToolResult(body=body, tool=call.tool, cacheable=True)
 
         key = f"verl:{name}:{_digest_of(name)}"
         route = limit(local_route(name, post, key=key, timeout_s=timeout_s, clock=clock))
-        route.servers.all[0].origins.update(dict.fromkeys(by_name, key))
         may_repeat = bool(route.caches) or route.max_retries > 0
         self._tools: list[Tool] = [
             LocalTool(spec=spec_of(tool), route=route, idempotent=may_repeat) for tool in tools

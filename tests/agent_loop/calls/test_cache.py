@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.calls.cache import SingleFlightCache, content_key
+from agent_loop.calls.cache import SingleFlight, content_key
 from tests.fakes.virtual_loop import run_virtual
 from tool_server.wire.protocol import ToolCall
+
+
+def never(error: BaseException, left_s: float) -> bool:
+    return False
 
 
 class Work:
@@ -49,12 +53,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def caller(cache: SingleFlightCache[int], work: Work, key: str) -> "asyncio.Task[tuple[int, bool]]":
-    return asyncio.create_task(cache.get(key, lambda _: work.make(key), 60.0))
+def caller(cache: SingleFlight[int], work: Work, key: str) -> "asyncio.Task[tuple[int, bool]]":
+    return asyncio.create_task(cache.get(key, lambda: work.make(key), 60.0))
 
 
 async def test_work_goes_on_while_somebody_waits_and_ends_with_the_last_one():
-    cache, work = SingleFlightCache[int](8), Work()
+    cache, work = SingleFlight[int](never), Work()
     first, second = caller(cache, work, "a"), caller(cache, work, "a")
     await settle()
     first.cancel()
@@ -67,10 +71,10 @@ async def test_work_goes_on_while_somebody_waits_and_ends_with_the_last_one():
 
 
 async def test_who_comes_while_cancelled_work_still_ends_has_work_of_his_own():
-    cache, work = SingleFlightCache[int](8), Work()
+    cache, work = SingleFlight[int](never), Work()
     ends = asyncio.Event()
 
-    async def make_and_end_slowly(_: float) -> int:
+    async def make_and_end_slowly() -> int:
         try:
             return await work.make("a")
         finally:
@@ -93,7 +97,7 @@ async def test_who_comes_while_cancelled_work_still_ends_has_work_of_his_own():
 
 
 async def test_who_joins_before_the_last_one_has_left_keeps_the_work():
-    cache, work = SingleFlightCache[int](8), Work()
+    cache, work = SingleFlight[int](never), Work()
     first = caller(cache, work, "a")
     await settle()
     second = caller(cache, work, "a")  # runs before the cancellation arrives
@@ -104,22 +108,11 @@ async def test_who_joins_before_the_last_one_has_left_keeps_the_work():
     assert work.cancelled == 0
 
 
-async def test_a_value_that_was_made_before_the_cancellation_arrived_is_kept():
-    cache, work = SingleFlightCache[int](8), Work()
-    first = caller(cache, work, "a")
-    await settle()
-    work.end("a")
-    await asyncio.sleep(0)  # the work has ended, its caller has not heard of it
-    first.cancel()
-    await settle()
-    assert await caller(cache, work, "a") == (1, True)
-
-
 async def test_a_caller_that_is_cancelled_twice_leaves_at_once():
-    cache = SingleFlightCache[int](8)
+    cache = SingleFlight[int](never)
     ends = asyncio.Event()
 
-    async def stubborn(_: float) -> int:
+    async def stubborn() -> int:
         try:
             await asyncio.Event().wait()
         finally:
@@ -149,13 +142,13 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS, keeps=st.booleans())
-def test_in_every_order_of_events_callers_get_values_and_work_has_callers(steps, keeps):
-    asyncio.run(play(steps, keeps))
+@given(steps=STEPS)
+def test_in_every_order_of_events_callers_get_values_and_work_has_callers(steps):
+    asyncio.run(play(steps))
 
 
-async def play(steps: list[tuple[str, str | int]], keeps: bool) -> None:
-    cache, work = SingleFlightCache[int](8, lambda _: keeps), Work()
+async def play(steps: list[tuple[str, str | int]]) -> None:
+    cache, work = SingleFlight[int](never), Work()
     callers: list[tuple[str, asyncio.Task[tuple[int, bool]]]] = []
     given_up: set[asyncio.Task[tuple[int, bool]]] = set()
 
@@ -193,7 +186,7 @@ async def play(steps: list[tuple[str, str | int]], keeps: bool) -> None:
 
 
 async def test_a_failure_is_everybodys_who_waits_and_nobodys_who_comes_later():
-    cache, work = SingleFlightCache[int](8), Work()
+    cache, work = SingleFlight[int](never), Work()
     first, second = caller(cache, work, "a"), caller(cache, work, "a")
     await settle()
     work.end("a", ValueError("no"))
@@ -210,18 +203,18 @@ async def test_work_has_none_of_the_context_of_the_caller_that_started_it():
     mine: ContextVar[str] = ContextVar("mine", default="nobody's")
     mine.set("the first caller's")
 
-    async def make(_: float) -> str:
+    async def make() -> str:
         return mine.get()
 
-    assert await SingleFlightCache[str](8).get("a", make, 60.0) == ("nobody's", False)
+    assert await SingleFlight[str](never).get("a", make, 60.0) == ("nobody's", False)
 
 
 def test_who_joins_waits_no_longer_than_its_own_time():
-    cache = SingleFlightCache[float](8)
+    cache = SingleFlight[float](never)
 
-    async def make(timeout_s: float) -> float:
+    async def make() -> float:
         await asyncio.sleep(10)
-        return timeout_s
+        return 60.0
 
     async def impatient() -> float:
         with pytest.raises(TimeoutError):
@@ -237,7 +230,7 @@ def test_who_joins_waits_no_longer_than_its_own_time():
 
 def test_the_last_one_whose_time_is_over_ends_the_work():
     async def play() -> tuple[bool, int]:
-        cache, work = SingleFlightCache[int](8), Work()
+        cache, work = SingleFlight[int](never), Work()
         first = caller(cache, work, "a")
         await asyncio.sleep(1)
         second = caller(cache, work, "a")

@@ -1,6 +1,5 @@
 """A cached result serves only callers whose servers would answer the same."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_loop.calls.result_store import SqliteStore
+from agent_loop.calls.result_store import ResultStore
 from tests.agent_loop.calls.test_client import CALL, client
 from tests.fakes.tool_server import running
 from tests.listening import listening
@@ -18,7 +17,7 @@ from tool_server.retrieve import Retrieve
 from tool_server.run_code import RunCode
 from tool_server.sandbox import SandboxUnavailable, choose_sandbox
 from tool_server.settings import ServerSettings
-from tool_server.wire.protocol import ToolCall, run_code_call
+from tool_server.wire.protocol import ToolCall, ToolResult, run_code_call
 from tool_server.wire.responses import is_repeatable
 
 OTHER = ToolCall(tool="calculate", payload={"expression": "2"})
@@ -28,14 +27,9 @@ def answer(result: str, fingerprint: str | None) -> tuple[dict[str, str], dict[s
     return {"result": result}, {"X-Tool-Fingerprint": fingerprint} if fingerprint else {}
 
 
-def health(fingerprint: str | None) -> dict[str, Any]:
-    about = {"fingerprint": fingerprint} if fingerprint else {"up": True}
-    return {"status": "ok", "tools": {"calculate": about}}
-
-
 @pytest.fixture
-def store(tmp_path: Path) -> Callable[[], SqliteStore]:
-    return lambda: SqliteStore(tmp_path / "cache", 2**20, 100.0)
+def store(tmp_path: Path) -> Callable[[], ResultStore]:
+    return lambda: ResultStore(tmp_path / "cache", 2**20, 100.0)
 
 
 async def test_a_server_that_was_swapped_gets_no_answers_of_the_one_before():
@@ -53,48 +47,17 @@ async def test_a_server_that_was_swapped_gets_no_answers_of_the_one_before():
 )
 async def test_processes_share_results_of_equal_servers_only(store, first, second, is_shared):
     async with running([answer("a", first)]) as one, running([answer("b", second)]) as two:
-        one.health, two.health = health(first), health(second)
-        async with client(one.url, open_store=store) as tools:
-            assert (await tools.call(CALL)).body == {"result": "a"}
-        async with client(two.url, open_store=store) as tools:
-            result = await tools.call(CALL)
+
+        async def ask(url: str) -> ToolResult:
+            async with client(url, open_store=store) as tools:
+                await tools.call(OTHER)  # its answer names what answers
+                return await tools.call(CALL)
+
+        assert (await ask(one.url)).body == {"result": "a"}
+        result = await ask(two.url)
         assert result.cached == is_shared
         assert result.body == {"result": "a" if is_shared else "b"}
-        async with client(one.url, open_store=store) as tools:
-            assert (await tools.call(CALL)).cached
-
-
-@pytest.mark.parametrize("about", [None, [], {}, {"tools": None}, {"tools": {"calculate": 1}}])
-async def test_a_server_without_fingerprints_is_known_by_its_url(store, about):
-    async with running([answer("a", None)]) as one, running([answer("b", None)]) as two:
-        one.health = two.health = about
-        got = []
-        for server in (one, two, one, two):
-            async with client(server.url, open_store=store) as tools:
-                result = await tools.call(CALL)
-                got.append((result.body["result"], result.cached))
-    assert got == [("a", False), ("b", False), ("a", True), ("b", True)]
-
-
-async def test_health_is_asked_once_and_only_for_a_shared_store(store):
-    async with running([answer("a", "1")]) as server:
-        server.health = health("1")
-        async with client(server.url) as tools:
-            await tools.call(CALL)
-        assert server.health_asked == 0
-        async with client(server.url, open_store=store) as tools:
-            calls = [ToolCall(tool="calculate", payload={"expression": str(n)}) for n in range(9)]
-            await asyncio.gather(*map(tools.call, calls))
-        assert server.health_asked == 1
-
-
-async def test_a_server_that_is_not_up_yet_costs_no_call_its_result(store):
-    async with running([answer("a", "1")]) as server:
-        urls = ["http://127.0.0.1:9", server.url]
-        for cached in (False, True):
-            server.health = health("1")
-            async with client(urls, open_store=store) as tools:
-                assert (await tools.call(CALL)).cached == cached
+        assert (await ask(one.url)).cached
 
 
 async def test_a_result_from_one_of_several_servers_serves_while_that_one_answers_so():
@@ -166,8 +129,10 @@ async def test_the_mark_of_the_server_decides_and_without_one_the_text(mark, bod
     async with running([(body, {"X-Cacheable": mark} if mark else {})]) as server:
         async with client(server.url) as tools:
             assert [(await tools.call(call)).cached for _ in range(2)] == [False, cached]
+            (origin,) = tools.route.origins("run_code")
         for expected in (False, cached):
             async with client(server.url, open_store=store) as tools:
+                tools.route.servers.all[0].origins["run_code"] = origin
                 assert (await tools.call(call)).cached == expected
 
 
@@ -180,14 +145,12 @@ async def url() -> AsyncIterator[str]:
         yield address
 
 
-async def test_our_server_names_the_same_fingerprint_in_health_and_in_each_answer(url, store):
-    async with client(url, open_store=store) as tools:
+async def test_our_server_names_the_same_fingerprint_in_health_and_in_each_answer(url):
+    async with client(url) as tools:
         result = await tools.call(CALL)
-        transport = tools._opened.transport
-        assert transport is not None and not result.origin.startswith("url:")
-        tools._servers.all[0].origins.clear()
-        await transport.ask_origins(tools._servers.all[0], 60.0)
-        assert tools._servers.origins("calculate") == [result.origin]
+        async with tools.session.get(f"{url}/health") as response:
+            about = (await response.json())["tools"]["calculate"]
+    assert about["fingerprint"] == result.origin
 
 
 def fingerprints(**settings: Any) -> tuple[str, str]:

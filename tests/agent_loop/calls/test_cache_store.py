@@ -1,15 +1,13 @@
-"""Results that processes share: SQLite with real processes, Redis with a real server."""
+"""Results that processes share, with real processes."""
 
 import asyncio
 import logging
 import math
 import multiprocessing
 import os
-import shutil
 import socket
 import sqlite3
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,27 +15,21 @@ from typing import Any
 import pytest
 
 from agent_loop.calls import result_store
-from agent_loop.calls.cache import SingleFlightCache
-from agent_loop.calls.client import shared_client
-from agent_loop.calls.result_store import RedisStore, SqliteStore, open_store_of
+from agent_loop.calls.cache import Results
+from agent_loop.calls.client import shared_client, store_of
+from agent_loop.calls.result_store import ResultStore
 from config.schema import ToolCacheConfig, ToolConfig
 from tests.agent_loop.calls.test_client import CALL, GOOD, RecordingLimiter, client, mixed_in
 from tests.fakes.tool_server import running
-from tool_server.wire.protocol import ToolCall, ToolUnavailable
+from tool_server.wire.protocol import ToolCall, ToolResult, ToolUnavailable
 
+OTHER = ToolCall(tool="calculate", payload={"expression": "other"})
 BODY = {"result": "2", "of": [1, 2.5, None, True, "\u00e9"]}
 
 
-@pytest.fixture(autouse=True)
-def nothing_was_warned_of() -> Iterator[None]:
-    result_store._warned.clear()
-    yield
-    result_store._warned.clear()
-
-
 @asynccontextmanager
-async def opened(path: Path, **settings: Any) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, **{"max_bytes": 2**20, "ttl_s": 100.0} | settings)
+async def opened(path: Path, **settings: Any) -> AsyncIterator[ResultStore]:
+    store = ResultStore(path, **{"max_bytes": 2**20, "ttl_s": 100.0} | settings)
     try:
         yield store
     finally:
@@ -55,8 +47,8 @@ async def test_what_one_wrote_another_reads(tmp_path):
     path = tmp_path / "folder" / "cache.sqlite"
     await fill(path, {"a": BODY})
     async with opened(path) as store:
-        assert await store.get("a") == BODY
-        assert await store.get("b") is None
+        assert store.get("a") == BODY
+        assert store.get("b") is None
 
 
 async def test_a_result_is_gone_when_its_time_is_over(tmp_path):
@@ -64,9 +56,9 @@ async def test_a_result_is_gone_when_its_time_is_over(tmp_path):
     await fill(path, {"a": BODY}, clock=lambda: now[0])
     async with opened(path, clock=lambda: now[0]) as store:
         now[0] += 99
-        assert await store.get("a") == BODY
+        assert store.get("a") == BODY
         now[0] += 2
-        assert await store.get("a") is None
+        assert store.get("a") is None
 
 
 async def test_the_file_stays_below_its_bound_and_the_oldest_make_room(tmp_path):
@@ -75,7 +67,7 @@ async def test_the_file_stays_below_its_bound_and_the_oldest_make_room(tmp_path)
         await fill(path, {str(n): {"x": "y" * 10_000} for n in range(start, start + 20)})
         assert path.stat().st_size <= 2**20 + 300_000  # one transaction more
     async with opened(path) as store:
-        there = [n for n in range(300) if await store.get(str(n)) is not None]
+        there = [n for n in range(300) if store.get(str(n)) is not None]
     assert there == list(range(there[0], 300)) and 50 < len(there) < 105
 
 
@@ -83,7 +75,7 @@ async def test_what_is_too_large_or_has_no_bytes_is_not_kept(tmp_path):
     path = tmp_path / "cache"
     await fill(path, {"large": {"x": "y" * 2**18}, "number": {"x": 2**70}, "small": BODY})
     async with opened(path) as store:
-        found = [await store.get(key) is not None for key in ("large", "number", "small")]
+        found = [store.get(key) is not None for key in ("large", "number", "small")]
     assert found == [False, False, True]
 
 
@@ -116,7 +108,7 @@ def test_a_file_that_cannot_be_used_fails_no_call(tmp_path, caplog, spoil):
     async def use() -> None:
         async with (
             running([GOOD]) as server,
-            client(server.url, open_store=lambda: SqliteStore(path, 2**20, 100.0)) as tools,
+            client(server.url, open_store=lambda: ResultStore(path, 2**20, 100.0)) as tools,
         ):
             for expression in ("1", "2", "1"):
                 call = ToolCall(tool="calculate", payload={"expression": expression})
@@ -130,20 +122,20 @@ def test_a_file_that_cannot_be_used_fails_no_call(tmp_path, caplog, spoil):
 
 
 async def test_a_file_that_another_process_locks_is_done_without(tmp_path, monkeypatch):
-    monkeypatch.setattr(result_store, "_WRITER_PATIENCE_S", 0.0)
+    monkeypatch.setattr(result_store, "_PATIENCE_S", 0.0)
     path = tmp_path / "cache"
     await fill(path, {"a": BODY})
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
     async with opened(path) as store:
-        await store.get("a")
+        store.get("a")
         store.put("b", BODY)
     other.execute("ROLLBACK")
     other.close()
     async with opened(path) as store:
-        assert await store.get("a") == BODY
-        assert await store.get("b") is None
+        assert store.get("a") == BODY
+        assert store.get("b") is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +150,7 @@ async def test_any_value_in_the_file_is_no_result_and_nothing_is_raised(tmp_path
         connection.execute("UPDATE results_v1 SET body = ?", (value,))
     connection.close()
     async with opened(path) as store:
-        assert await store.get("a") is None
+        assert store.get("a") is None
 
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -176,11 +168,11 @@ async def test_processes_write_at_once_and_nothing_is_torn(tmp_path):
         writer.start()
     async with opened(path) as store:
         for number in range(100):
-            assert await store.get(str(number)) in (None, {"n": number})
+            assert store.get(str(number)) in (None, {"n": number})
     for writer in writers:
         await asyncio.to_thread(writer.join)
     async with opened(path) as store:
-        assert [await store.get(str(n)) for n in range(600)] == [{"n": n} for n in range(600)]
+        assert [store.get(str(n)) for n in range(600)] == [{"n": n} for n in range(600)]
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
 
 
@@ -191,6 +183,7 @@ def config_of(url: str, **cache: Any) -> ToolConfig:
 async def ask(config: ToolConfig, folder: Path, call: ToolCall = CALL) -> tuple[Any, bool]:
     tools = await shared_client(config, mixed_in(folder))
     try:
+        await tools.call(OTHER)  # its answer names what answers
         result = await tools.call(call)
     finally:
         await tools.__aexit__(None, None, None)
@@ -214,7 +207,7 @@ async def test_a_run_that_goes_on_finds_the_results_of_before_in_its_folder(tmp_
             answers.append(ours.recv())
             await asyncio.to_thread(process.join)
     assert answers == [(GOOD, False), (GOOD, True)]
-    assert len(server.seen) == 1
+    assert len(server.seen) == 3
     assert (tmp_path / f"tool_cache.{socket.gethostname()}.sqlite").exists()
 
 
@@ -234,21 +227,22 @@ async def test_a_stored_result_passes_neither_limiter_nor_slot(tmp_path):
 
     path, limiter = tmp_path / "cache", RecordingLimiter()
 
-    def store() -> SqliteStore:
-        return SqliteStore(path, 2**20, 100.0)
+    def store() -> ResultStore:
+        return ResultStore(path, 2**20, 100.0)
 
     async with running([GOOD]) as server:
         async with client(server.url, open_store=store) as tools:
-            await tools.call(CALL)
+            first = await tools.call(CALL)
         async with client(server.url, open_store=store, limiter=limiter, slots=NoSlots()) as tools:
+            tools.route.servers.all[0].origins["calculate"] = first.origin
             results = await asyncio.gather(*(tools.call(CALL) for _ in range(4)))
     assert all(result.cached and result.body == GOOD for result in results)
     assert (limiter.acquired, len(server.seen)) == (0, 1)
 
 
 async def test_failures_are_never_kept(tmp_path):
-    def store() -> SqliteStore:
-        return SqliteStore(tmp_path / "cache", 2**20, 100.0)
+    def store() -> ResultStore:
+        return ResultStore(tmp_path / "cache", 2**20, 100.0)
 
     late = {"status": "Failed", "run_result": {"status": "TimeLimitExceeded"}}
     run = ToolCall(tool="run_code", payload={"code": "1"})
@@ -267,87 +261,31 @@ async def test_failures_are_never_kept(tmp_path):
     assert len(server.seen) == 6
 
 
-async def test_memory_keeps_values_for_their_time_and_within_its_bytes():
+def test_memory_keeps_results_for_their_time_and_within_their_bytes():
     now = [0.0]
-    cache = SingleFlightCache[str](
-        99, size_of=len, capacity_bytes=10, ttl_s=5.0, clock=lambda: now[0]
-    )
+    kept = Results(99, max_bytes=40, ttl_s=5.0, clock=lambda: now[0])
 
-    async def made(value: str) -> str:
-        return value
+    def put(key: str, text: str) -> None:
+        kept.put(key, ToolResult(body={"x": text}))
 
-    for key, value in (("a", "xxxx"), ("b", "xxxx"), ("c", "xxxx")):
-        await cache.get(key, lambda _, value=value: made(value), 60.0)
-    assert [cache.kept(key) is not None for key in "abc"] == [False, True, True]
-    await cache.get("d", lambda _: made("x" * 11), 60.0)
-    assert (cache.kept("d"), cache.size_bytes) == (None, 0)
-    cache.put("e", "xx")
+    def there(keys: str) -> list[bool]:
+        return [kept.get(key) is not None for key in keys]
+
+    for key in "abc":
+        put(key, "y" * 8)  # 16 bytes of JSON
+    assert there("abc") == [False, True, True]
+    put("d", "y" * 40)
+    put("c", "y" * 40)
+    assert there("bcd") == [True, False, False]
+    put("e", "y")
     now[0] = 5.0
-    assert (cache.kept("e"), cache.size_bytes) == (None, 0)
-
-
-# --- Redis ------------------------------------------------------------------------------------
-
-needs_redis = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="needs redis-server on PATH"
-)
-
-
-@pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
-    pytest.importorskip("redis")
-    at = tmp_path / "redis.sock"
-    command = ["redis-server", "--port", "0", "--unixsocket", str(at), "--dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            while "ready to accept" not in (line := server.stdout.readline()):
-                assert line, "redis-server ended"
-            yield f"unix://{at}"
-        finally:
-            server.kill()
-
-
-@needs_redis
-async def test_what_one_wrote_to_redis_another_reads_until_its_time_is_over(redis_url):
-    writer, reader = RedisStore(redis_url, 100.0), RedisStore(redis_url, 100.0)
-    assert await reader.get("a") is None
-    writer.put("a", BODY)
-    await writer.close()
-    assert await reader.get("a") == BODY
-    left_ms = await reader._redis.pttl("verl-mixed:result:a")
-    assert 0 < left_ms <= 100_000
-    await reader.close()
-
-
-@needs_redis
-async def test_a_run_finds_its_results_in_redis(redis_url, tmp_path):
-    async with running([GOOD]) as server:
-        config = config_of(server.url, store=redis_url)
-        assert await ask(config, tmp_path / "one") == (GOOD, False)
-        assert await ask(config, tmp_path / "two") == (GOOD, True)
-    assert len(server.seen) == 1
-
-
-async def test_a_redis_that_is_gone_fails_no_call_and_is_left_alone_for_a_while(caplog):
-    pytest.importorskip("redis")
-    stores = []
-
-    def store() -> RedisStore:
-        stores.append(RedisStore("redis://user:hidden@127.0.0.1:9/0", 100.0))
-        return stores[0]
-
-    async with running([GOOD]) as server, client(server.url, open_store=store) as tools:
-        assert (await tools.call(CALL)).body == GOOD
-        assert stores[0]._not_before > 0
-    assert caplog.text.count("cannot use cache=") == 1
-    assert "hidden" not in caplog.text
+    assert there("e") == [False]
 
 
 def test_the_config_names_the_store(tmp_path):
-    assert open_store_of(ToolCacheConfig(store="memory"), str(tmp_path)) is None
-    assert open_store_of(ToolCacheConfig(store="none"), str(tmp_path)) is None
-    assert isinstance(open_store_of(ToolCacheConfig(), str(tmp_path)), SqliteStore)
+    assert store_of(ToolCacheConfig(store="memory"), str(tmp_path)) is None
+    assert store_of(ToolCacheConfig(store="none"), str(tmp_path)) is None
+    assert isinstance(store_of(ToolCacheConfig(), str(tmp_path)), ResultStore)
     for wrong in ({"store": "disk"}, {"store": "redis://"}, {"max_mb": 0}, {"ttl_s": math.inf}):
         with pytest.raises(ValueError):
             ToolCacheConfig.model_validate(wrong)

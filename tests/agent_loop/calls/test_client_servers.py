@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import threading
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from email.utils import formatdate
 from multiprocessing.connection import Connection
@@ -16,28 +17,45 @@ from hypothesis import strategies as st
 from agent_loop.calls import client as client_module
 from agent_loop.calls.client import ToolClient, shared_client
 from agent_loop.calls.loop_throttle import LoopThrottle
-from agent_loop.calls.servers import BREAKER_FAILURES, BREAKER_OPEN_S, Servers
+from agent_loop.calls.servers import FAILED_LATELY_S, OVERDUE_S, Server, Servers
 from config.schema import ToolCacheConfig, ToolConfig
-from tests.agent_loop.calls.test_client import CALL, GOOD, Clock, RecordingLimiter, client, mixed_in
+from tests.agent_loop.calls.test_client import (
+    CALL,
+    GOOD,
+    NOBODY,
+    Clock,
+    RecordingLimiter,
+    client,
+    mixed_in,
+)
 from tests.fakes.tool_server import running
 from tool_server.wire.protocol import (
+    Fault,
     ToolCall,
-    ToolError,
     ToolRejected,
     ToolTimeout,
     ToolUnavailable,
+    end_session_call,
     run_code_call,
 )
 from tool_server.wire.responses import RETRY_AFTER_CAP_S, decode, retry_after_s
 
 ONCE = ToolCall(tool="calculate", payload={"expression": "1+1"}, idempotent=False)
 RAN = {"status": "Success", "run_result": {"status": "Finished", "stdout": "1\n"}}
-NOBODY = "http://127.0.0.1:9"
 
 
-def servers_down(tools: ToolClient) -> int:
-    """How many servers have an open breaker."""
-    return sum(server.opened_at is not None for server in tools._servers.all)
+def servers_away(tools: ToolClient) -> int:
+    return sum(server.away_since is not None for server in tools.route.servers.all)
+
+
+def away(server: Server, now: float = 0.0) -> None:
+    server.note_failure(now, ToolUnavailable("gone", is_away=True, executed=False))
+
+
+def chosen(servers: Servers, call: ToolCall, tried: Sequence[Server] = ()) -> Server | float:
+    """The server that may be asked now, or the seconds to wait for it."""
+    server = servers.choose(call, tried)
+    return server.take_turn(servers._clock()) or server
 
 
 def of(servers: Servers, index: int) -> Any:
@@ -51,7 +69,7 @@ async def test_a_request_that_failed_goes_to_another_server():
         client([NOBODY, bad.url, good.url]) as tools,
     ):
         result = await tools.call(CALL)
-    assert (result.body, result.attempts) == (GOOD, 3)
+    assert (result.body, result.attempts) == (GOOD, 2)  # nothing was executed at the first one
     assert (len(bad.seen), len(good.seen)) == (1, 1)
 
 
@@ -97,45 +115,72 @@ async def test_a_server_that_asks_for_a_pause_has_it_while_the_other_goes_on():
         assert len(busy.seen) == 2
 
 
-async def test_each_server_has_a_breaker_and_is_tried_again():
-    clock = Clock()
-    async with (
-        running([500] * BREAKER_FAILURES + [GOOD]) as bad,
-        running([500]) as worse,
-        client([bad.url, worse.url], clock=clock, cache_size=0, max_retries=1) as tools,
-    ):
-        for _ in range(BREAKER_FAILURES):
-            with pytest.raises(ToolUnavailable):
-                await tools.call(CALL)
-        with pytest.raises(ToolUnavailable, match=f"not calling {bad.url}.*{worse.url}"):
-            await tools.call(CALL)
-        assert servers_down(tools) == 2
-        clock.now += BREAKER_OPEN_S
+async def test_a_server_that_goes_away_while_a_call_waits_for_its_turn_costs_no_grant():
+    class Slow(RecordingLimiter):
+        async def acquire_async(
+            self, n: int = 1, timeout_s: float | None = None, source: str = ""
+        ) -> float:
+            away(of(tools.route.servers, 0))
+            return await super().acquire_async(n, timeout_s, source)
+
+    limiter = Slow()
+    async with running([GOOD]) as server, client([NOBODY, server.url], limiter=limiter) as tools:
         assert (await tools.call(CALL)).body == GOOD
-        assert servers_down(tools) == 1
+    assert limiter.acquired == 1
 
 
-def test_a_call_that_may_happen_once_does_not_try_a_broken_server():
+async def test_the_end_of_a_session_does_not_wait_for_a_server_that_is_away():
+    clock = Clock()
+    async with client(NOBODY, clock=clock) as tools:
+        away(of(tools.route.servers, 0))
+        with pytest.raises(ToolUnavailable):
+            await tools.call(end_session_call("s"))
+    assert clock.now == 0.0
+
+
+def test_a_server_that_is_away_is_tried_by_one_caller_after_growing_pauses():
+    now = [0.0]
+    servers = Servers(["http://a"], 30.0, lambda: now[0])
+    server = of(servers, 0)
+    assert chosen(servers, CALL) is server
+    for _ in range(50):  # those that were under way
+        away(server)
+    tries = []
+    while now[0] < 10:
+        wait_s = chosen(servers, CALL)
+        if wait_s is server:
+            tries.append(now[0])
+            away(server, now[0])
+            wait_s = chosen(servers, CALL)
+        assert isinstance(wait_s, float)
+        now[0] += wait_s
+    assert tries == [0.25, 0.75, 1.75, 3.75, 5.75, 7.75, 9.75]
+    server.note_answer()
+    assert chosen(servers, CALL) is chosen(servers, CALL) is server
+
+
+def test_a_call_that_may_happen_once_does_not_try_a_server_that_is_away():
     now = [0.0]
     servers = Servers(["http://a", "http://b"], 30.0, lambda: now[0])
-    for _ in range(BREAKER_FAILURES):
-        servers.note_failure(of(servers, 0))
-    assert [servers.choose(CALL) for _ in range(3)] == [of(servers, 1)] * 3
-    now[0] += BREAKER_OPEN_S
-    assert servers.choose(ONCE) is of(servers, 1)
-    assert servers.choose(CALL) is of(servers, 0)  # tries
-    assert servers.choose(CALL) is of(servers, 1)  # and the others wait for what comes of it
+    away(of(servers, 0))
+    assert [chosen(servers, CALL) for _ in range(3)] == [of(servers, 1)] * 3
+    now[0] += 1.0
+    assert chosen(servers, ONCE) is of(servers, 1)
+    assert chosen(servers, CALL) is of(servers, 0)  # tries
+    assert chosen(servers, CALL) is of(servers, 1)  # and the others go on with the other one
+    now[0] += 0.5 + OVERDUE_S
+    assert chosen(servers, ONCE) is of(servers, 0)  # nobody else does
 
 
 def test_a_server_that_failed_some_time_ago_is_asked_again():
     now = [0.0]
     servers = Servers(["http://a", "http://b"], 30.0, lambda: now[0])
-    for _ in range(BREAKER_FAILURES - 1):
-        servers.note_failure(of(servers, 0))
+    for _ in range(20):
+        of(servers, 0).note_failure(now[0])
     of(servers, 1).in_flight = 10
-    assert servers.choose(CALL) is of(servers, 1)
-    now[0] += BREAKER_OPEN_S
-    assert servers.choose(CALL) is of(servers, 0)
+    assert chosen(servers, CALL) is of(servers, 1)
+    now[0] += FAILED_LATELY_S
+    assert chosen(servers, CALL) is of(servers, 0)
 
 
 @given(
@@ -147,9 +192,10 @@ def test_the_least_loaded_server_that_did_not_fail_the_call_is_chosen(loads, tri
     for server, load in zip(servers.all, loads, strict=True):
         server.in_flight = load
     failed = [server for i, server in enumerate(servers.all) if i in tried]
-    chosen = servers.choose(CALL, failed)
     fresh = [server for server in servers.all if server not in failed] or servers.all
-    assert chosen in fresh and chosen.in_flight == min(server.in_flight for server in fresh)
+    least = min(server.in_flight for server in fresh)
+    server = chosen(servers, CALL, failed)
+    assert isinstance(server, Server) and server in fresh and server.in_flight == least
 
 
 @pytest.mark.parametrize(
@@ -174,7 +220,7 @@ async def test_a_call_that_may_happen_once_is_sent_again_when_it_surely_did_not(
         running([(status, {"X-Executed": "no"}), GOOD]) as server,
         client([NOBODY, server.url]) as tools,
     ):
-        assert (await tools.call(ONCE)).attempts in (3, 4)
+        assert (await tools.call(ONCE)).attempts == 1
     assert len(server.seen) == 2
 
 
@@ -222,19 +268,18 @@ async def test_what_a_sandbox_never_takes_is_refused_once(message):
 async def test_a_long_message_of_a_sandbox_is_shortened(begin):
     fault = {"status": "SandboxError", "message": begin + "a" * 1_000_000, "run_result": None}
     async with running([fault]) as server, client(server.url, max_retries=0) as tools:
-        with pytest.raises(ToolError) as raised:
+        with pytest.raises(Fault) as raised:
             await tools.call(run_code_call("1", ""))
     assert begin in str(raised.value) and len(str(raised.value)) < 3000
 
 
-async def test_a_program_cannot_pass_for_a_refusal_or_open_the_breaker():
+async def test_a_program_cannot_pass_for_a_refusal_or_for_a_server_that_is_away():
     message = "exception on running code raise Exception('not supported')"
     broken = {"status": "SandboxError", "message": message, "run_result": None}
-    async with running([broken]) as server, client(server.url, max_retries=0) as tools:
-        for number in range(BREAKER_FAILURES + 1):
-            with pytest.raises(ToolUnavailable, match="exception on"):
-                await tools.call(run_code_call(str(number), ""))
-    assert len(server.seen) == BREAKER_FAILURES + 1
+    async with running([broken]) as server, client(server.url, max_retries=1) as tools:
+        with pytest.raises(ToolUnavailable, match="exception on"):
+            await tools.call(run_code_call("1", ""))
+        assert (len(server.seen), servers_away(tools)) == (2, 0)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
@@ -351,7 +396,6 @@ async def test_a_forked_child_has_a_client_of_its_own_and_leaves_its_parents_alo
 
 
 async def test_threads_have_clients_of_their_own_which_end_with_their_loops(tmp_path):
-    client_module._forget_closed_loops()
     before = len(client_module._shared)
     bodies = []
 
@@ -364,19 +408,10 @@ async def test_threads_have_clients_of_their_own_which_end_with_their_loops(tmp_
             thread.start()
         for thread in threads:
             await asyncio.to_thread(thread.join)
-        sessions = [shared.client._opened.transport for shared in client_module._shared.values()]
+        sessions = [shared.client.opened.requests for shared in client_module._shared.values()]
         assert bodies == [GOOD] * 4 and len(server.seen) == 4
         assert [session for session in sessions if session is not None] == []
         await ask_shared(server.url, tmp_path)
     assert len(client_module._shared) == before + 1
     tools = await shared_client(config_of(server.url), mixed_in(tmp_path))
     await tools.__aexit__(None, None, None)
-
-
-def test_a_loop_that_was_only_closed_leaves_no_client_either(tmp_path):
-    loop = asyncio.new_event_loop()
-    tools = loop.run_until_complete(shared_client(config_of(NOBODY), mixed_in(tmp_path)))
-    loop.close()
-    client_module._forget_closed_loops()
-    assert tools not in [shared.client for shared in client_module._shared.values()]
-    assert tools._opened.transport is None

@@ -6,14 +6,14 @@ import pytest
 
 from agent_loop.calls import servers as servers_module
 from agent_loop.calls.client import ToolClient
-from agent_loop.calls.servers import BREAKER_FAILURES, BREAKER_OPEN_S, Server, Servers
+from agent_loop.calls.servers import FIRST_PAUSE_S, Server, Servers
 from agent_loop.tool_actions import run_code
-from tests.agent_loop.calls.test_client import Clock, client
+from tests.agent_loop.calls.test_client import NOBODY, Clock, client
+from tests.agent_loop.calls.test_client_servers import away
 from tests.fakes.tool_server import running
 from tool_server.wire.protocol import ToolCall, ToolUnavailable, cell_call, end_session_call
 
 URLS = ["http://a", "http://b", "http://c"]
-NOBODY = "http://127.0.0.1:9"
 RAN = {
     "status": "Success",
     "run_result": {"status": "Finished", "stdout": "1\n"},
@@ -28,17 +28,13 @@ def cell(session: str) -> ToolCall:
 def asked(servers: Servers, call: ToolCall, *, was_executed: bool = True) -> Server:
     """The server of a request that has ended."""
     server = servers.choose(call)
-    servers.release(call, was_executed=was_executed)
+    servers.begin(server, call)
+    servers.end(server, call, was_executed=was_executed)
     return server
 
 
-def die(servers: Servers, server: Server) -> None:
-    for _ in range(BREAKER_FAILURES):
-        servers.note_failure(server)
-
-
 def pins(tools: ToolClient) -> dict[str, object]:
-    return dict(tools._servers._pins)
+    return dict(tools.route.servers._pins)
 
 
 def test_new_sessions_are_spread_evenly_and_each_stays_at_its_server():
@@ -60,37 +56,38 @@ def test_processes_that_do_not_know_of_each_other_begin_at_different_servers():
 def test_a_new_session_avoids_servers_that_are_dead_fail_or_ask_for_a_pause():
     servers = Servers([*URLS, "http://d"], 30.0, Clock())
     dead, failing, paused, healthy = servers.all
-    die(servers, dead)
-    servers.note_failure(failing)
-    servers.pause(paused, 60.0)
+    away(dead)
+    failing.note_failure(0.0)
+    paused.ask_at = 60.0
     assert {asked(servers, cell(f"s{number}")) for number in range(20)} == {healthy}
 
 
-def test_a_session_whose_server_is_dead_gets_a_fault_and_no_other_server():
+def test_a_session_whose_server_is_away_waits_for_it_and_gets_no_other():
     clock = Clock()
     servers = Servers(URLS, 30.0, clock)
     server = asked(servers, cell("s"))
-    die(servers, server)
-    with pytest.raises(ToolUnavailable) as raised:
-        servers.choose(cell("s"))
-    assert raised.value.tool == "run_code" and server.url in str(raised.value)
-    assert "no other server has its state" in str(raised.value)
+    away(server)
+    assert servers.choose(cell("s")) is server
+    wait_s = server.take_turn(clock.now)
+    assert wait_s == FIRST_PAUSE_S
     assert asked(servers, cell("another")) is not server
-    clock.now += BREAKER_OPEN_S
-    assert asked(servers, cell("s")) is server  # a trial: if it runs, the session may be there
+    clock.now += wait_s
+    assert asked(servers, cell("s")) is server  # tries: if it runs, the session may be there
 
 
 def test_a_session_moves_only_while_no_server_can_have_executed_a_cell():
     servers = Servers(URLS, 30.0, Clock())
     first = servers.choose(cell("s"))
-    assert servers.choose(cell("s")) is first  # a second action of the same turn
-    servers.release(cell("s"), was_executed=False)
-    assert asked(servers, cell("s"), was_executed=False) is first
-    servers.release(cell("s"), was_executed=False)
+    servers.begin(first, cell("s"))
+    servers.begin(first, cell("s"))  # a second action of the same turn
+    servers.end(first, cell("s"), was_executed=False)
+    assert servers.choose(cell("s"), [first]) is first
+    servers.end(first, cell("s"), was_executed=False)
     assert [server.sessions for server in servers.all] == [0, 0, 0]
     second = servers.choose(cell("s"), [first])
-    servers.release(cell("s"), was_executed=True)
     assert second is not first
+    servers.begin(second, cell("s"))
+    servers.end(second, cell("s"), was_executed=True)
     assert asked(servers, cell("s"), was_executed=False) is second
     assert servers.choose(cell("s"), [second]) is second
 
@@ -123,9 +120,9 @@ async def test_a_session_whose_server_ends_in_mid_run_is_lost_and_named():
             names = [f"s{number}" for number in range(8)]
             for name in names:
                 await run_code(tools, "1", "", name)
-            (mine, theirs) = (s for s in tools._servers.all)
+            (mine, theirs) = (s for s in tools.route.servers.all)
             assert (mine.sessions, theirs.sessions) == (4, 4)
-            held = [name for name in names if tools._servers._pins[name].server is mine]
+            held = [name for name in names if tools.route.servers._pins[name].server is mine]
         before = len(other.seen)
         for name in held:
             with pytest.raises(ToolUnavailable, match=f"{server.url} for tool='run_code'") as lost:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from agent_loop.calls.routes import RequestFailed
 from agent_loop.environments.episode import InvalidAction
 from agent_loop.environments.instances import class_of
 from config.environments import ADAPTERS
+from tool_server.wire.protocol import Again, ToolUnavailable
 
 PACKAGE = Path(__file__).parents[2] / "fakes/openenv_package"
 URL = "http://127.0.0.1:1"
@@ -146,9 +146,10 @@ async def test_a_reset_that_the_server_does_not_take_is_a_fault(client: Any):
 
 async def test_a_server_at_capacity_is_asked_again(client: Any):
     kind = scripted(said_by_server("CAPACITY_REACHED"))
-    with pytest.raises(RequestFailed) as caught:
+    with pytest.raises(ToolUnavailable) as caught:
         await client(URL, "json").reset(ROW)
-    assert caught.value.is_overload and not caught.value.was_executed
+    fault = caught.value
+    assert fault.is_overload and not fault.executed and fault.again is Again.UNTIL_DEADLINE
     assert kind.made[0].socket.is_aborted
 
 

@@ -10,6 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agent_loop.calls.client import ToolClient
+from agent_loop.environments import backends
 from agent_loop.environments.instances import class_of
 from agent_loop.environments.provider import EnvironmentProvider
 from agent_loop.environments.serve import EnvironmentServer
@@ -17,7 +18,7 @@ from config.compat import timeout
 from config.environments import EnvironmentEntry
 from tests.agent_loop.environments.conftest import ROW, WORLDS, provider_for
 from tests.fakes.environments import FAULTS, HARD_FAULTS
-from tool_server.wire.protocol import ToolError, ToolRejected, ToolTimeout, ToolUnavailable
+from tool_server.wire.protocol import Again, Fault, ToolRejected, ToolTimeout, ToolUnavailable
 
 WHERE = pytest.mark.parametrize("where", ["process", "loop", "http"])
 
@@ -108,7 +109,7 @@ async def test_a_server_that_was_killed_starts_again_and_its_episodes_are_lost(c
     for process in servers():
         if process.pid not in before:
             process.kill()
-    with pytest.raises(ToolError) as caught:
+    with pytest.raises(Fault) as caught:
         await lost.step("5")
     assert isinstance(caught.value, ToolUnavailable)
     await lost.end()
@@ -232,9 +233,26 @@ async def test_a_reset_at_a_server_that_dies_is_tried_at_the_next(client: ToolCl
     await provider.close()
 
 
+async def test_a_server_that_takes_no_connection_yet_is_asked_again_and_not_waited_for(
+    client: ToolClient, monkeypatch: pytest.MonkeyPatch
+):
+    provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Guess"), client)
+    backend: Any = provider._backend
+    await backend.ready()
+    monkeypatch.setattr(backends, "_within", None)
+    monkeypatch.setattr(backend._http.connector, "_path", "/no/socket")
+    with pytest.raises(ToolUnavailable) as caught:
+        await backend.reset(ROW.visible())
+    monkeypatch.undo()
+    fault = caught.value
+    assert (fault.executed, fault.again, fault.is_away) == (False, Again.UNTIL_DEADLINE, True)
+    await provider.close()
+
+
 async def test_no_more_sessions_than_allowed_start_at_once():
     served = EnvironmentServer(class_of(f"{WORLDS}:Guess"), "Guess", max_sessions=2)
     async with TestClient(TestServer(served.app())) as http:
         asked = [http.post("/reset", json={"row": ROW.visible()}) for _ in range(12)]
-        answers = [(await each).status for each in asyncio.as_completed(asked)]
-        assert sorted(answers) == [200, 200, *[503] * 10]
+        answers = [await each for each in asyncio.as_completed(asked)]
+        told = [(each.status, each.headers.get("X-Executed")) for each in answers]
+        assert sorted(told, key=str) == [(200, None)] * 2 + [(503, "no")] * 10

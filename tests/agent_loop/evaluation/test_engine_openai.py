@@ -12,10 +12,12 @@ pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
 
-from agent_loop.evaluation.completions import ATTEMPTS, CompletionsApi, NoAnswer, Refused
+from agent_loop.evaluation.completions import ATTEMPTS, REQUEST_S, CompletionsApi
 from agent_loop.evaluation.engine_openai import OpenAIClient
 from tests.fakes.real_tokenizers import real_tokenizer
 from tests.listening import listening
+from tests.ports import free_ports
+from tool_server.wire.protocol import Again, ToolUnavailable
 
 TOKENIZER = real_tokenizer("pieces")
 CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"response_length": 50}}})
@@ -144,16 +146,23 @@ async def test_images_are_refused():
 # --- retries --------------------------------------------------------------------------------------
 
 
-class Slept:
+class Clock:
+    """Time that passes in sleeps only."""
+
     def __init__(self) -> None:
+        self.now = 0.0
         self.pauses: list[float] = []
 
-    async def __call__(self, seconds: float) -> None:
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
+        self.now += seconds
 
 
 @asynccontextmanager
-async def api(answers: list[Any], sleep: Slept, key: str = "") -> AsyncIterator[CompletionsApi]:
+async def api(answers: list[Any], clock: Clock, key: str = "") -> AsyncIterator[CompletionsApi]:
     left = list(answers)
 
     def answer(body: dict[str, Any]) -> Any:
@@ -161,7 +170,9 @@ async def api(answers: list[Any], sleep: Slept, key: str = "") -> AsyncIterator[
         return said() if callable(said) else said
 
     async with serving(answer) as (_, client):
-        made = CompletionsApi(client.base_url, key, sleep=sleep, rng=random.Random(0))
+        made = CompletionsApi(
+            client.base_url, key, sleep=clock.sleep, clock=clock, rng=random.Random(0)
+        )
         try:
             yield made
         finally:
@@ -171,31 +182,65 @@ async def api(answers: list[Any], sleep: Slept, key: str = "") -> AsyncIterator[
 async def test_an_overloaded_server_is_asked_again_after_the_pause_it_asks_for():
     busy = lambda: web.Response(status=429, headers={"Retry-After": "7"})  # noqa: E731
     broken = lambda: web.Response(status=503)  # noqa: E731
-    sleep = Slept()
-    async with api([busy, broken, {"text": "a"}], sleep) as made:
+    clock = Clock()
+    async with api([busy, broken, {"text": "a"}], clock) as made:
         assert (await made.complete({}))["text"] == "a"
-    assert sleep.pauses[0] == 7.0 and 0 <= sleep.pauses[1] <= 1.0
+    assert clock.pauses[0] == 7.0 and 0 <= clock.pauses[1] <= 1.0
 
 
-async def test_a_server_that_stays_down_is_named_after_all_attempts():
-    sleep = Slept()
-    async with api([lambda: web.Response(status=500, text="engine died")], sleep) as made:
-        with pytest.raises(NoAnswer, match=rf"{ATTEMPTS} attempts, the last: HTTP 500 engine died"):
+async def test_a_server_that_fails_is_named_after_all_attempts():
+    clock = Clock()
+    async with api([lambda: web.Response(status=500, text="engine died")], clock) as made:
+        with pytest.raises(
+            ToolUnavailable, match=rf"{ATTEMPTS} attempts, the last: HTTP 500 engine died"
+        ) as caught:
             await made.complete({})
-    assert len(sleep.pauses) == ATTEMPTS - 1 and max(sleep.pauses) <= 30.0
+    assert len(clock.pauses) == ATTEMPTS - 1 and max(clock.pauses) <= 30.0
+    assert caught.value.again is not Again.NEVER, "another form of the request would not help"
+
+
+async def test_a_server_that_is_away_is_waited_for_until_the_deadline(
+    caplog: pytest.LogCaptureFixture,
+):
+    clock = Clock()
+    away = lambda: web.Response(status=502, text="no backend")  # noqa: E731
+    async with api([away], clock) as made:
+        with pytest.raises(ToolUnavailable, match="the last: HTTP 502 no backend"):
+            await made.complete({})
+        with pytest.raises(ToolUnavailable):
+            clock.now = 0.0
+            await made.complete({})
+    [warned] = caplog.messages
+    assert "/v1/completions does not answer (HTTP 502 no backend)" in warned
+    assert "is --base-url its address?" in warned
+    assert len(clock.pauses) > 2 * ATTEMPTS and REQUEST_S - 30.0 <= clock.now < REQUEST_S
+    async with api([*[away] * (2 * ATTEMPTS), {"text": "a"}], Clock()) as made:
+        assert (await made.complete({}))["text"] == "a"
+
+
+async def test_a_secret_in_the_address_is_in_no_message(caplog: pytest.LogCaptureFixture):
+    clock = Clock()
+    [port] = free_ports(1)
+    made = CompletionsApi(f"http://me:sesame@127.0.0.1:{port}/v1", sleep=clock.sleep, clock=clock)
+    with pytest.raises(ToolUnavailable, match=rf"from http://127.0.0.1:{port}/v1/compl") as caught:
+        await made.complete({})
+    await made.close()
+    assert len(caplog.messages) == 1 and "sesame" not in f"{caught.value}{caplog.text}"
 
 
 async def test_a_refusal_is_not_repeated_and_does_not_show_the_key():
-    sleep = Slept()
-    refusal = lambda: web.Response(status=401, text="bad key sesame")  # noqa: E731
-    async with api([refusal], sleep, key="sesame") as made:
-        with pytest.raises(Refused, match=r"HTTP 401\): bad key \*\*\*"):
-            await made.complete({})
-    assert sleep.pauses == []
+    clock = Clock()
+    for status, words in ((401, r"HTTP 401; .*OPENAI_API_KEY"), (422, r"HTTP 422 bad \*\*\*")):
+        refusal = lambda status=status: web.Response(status=status, text="bad sesame")  # noqa: E731
+        async with api([refusal], clock, key="sesame") as made:
+            with pytest.raises(ToolUnavailable, match=words) as caught:
+                await made.complete({})
+        assert caught.value.again is Again.NEVER and "sesame" not in str(caught.value)
+    assert clock.pauses == []
 
 
 async def test_an_answer_that_is_no_completion_is_asked_for_again():
-    sleep = Slept()
-    async with api([lambda: web.Response(text="<html>"), {"text": "a"}], sleep) as made:
+    clock = Clock()
+    async with api([lambda: web.Response(text="<html>"), {"text": "a"}], clock) as made:
         assert (await made.complete({}))["text"] == "a"
-    assert len(sleep.pauses) == 1
+    assert len(clock.pauses) == 1

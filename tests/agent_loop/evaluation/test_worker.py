@@ -30,7 +30,7 @@ STEP = 16
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     async def client(*_: Any) -> Any:
-        return SimpleNamespace(for_source=lambda source: None)
+        return SimpleNamespace(for_source=lambda *_: None)
 
     monkeypatch.setattr("agent_loop.training.verl_adapters.loop_worker.shared_client", client)
 

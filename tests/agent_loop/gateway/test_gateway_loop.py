@@ -1,8 +1,10 @@
 """The gateway's agent loop: real HTTP, through our worker and verl's post-processing."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ pytest.importorskip("verl")
 from agent_loop.gateway.server import Gateway
 from agent_loop.gateway_agent_loop import GatewayAgentLoop
 from agent_loop.rewards import judging
-from tests.agent_loop.test_passed_on import TOKENIZER, rows_of
+from tests.agent_loop.test_passed_on import TOKENIZER, Engine, rows_of
 from tests.agent_loop.test_several_rows import audit, records_of
 from tests.fakes.engine import record_in
 
@@ -183,24 +185,14 @@ async def test_an_agent_that_is_told_to_end_is_judged_by_what_there_is(
     assert record.fault is None
 
 
-@pytest.mark.parametrize(
-    ("wind_up_s", "before", "stop_reason"),
-    [
-        (0.0, "await post(address, answer='ab')", "answered"),
-        (1e6, "", "max_turns"),  # until the deadline
-    ],
-)
+POST = "await post(address, answer='ab')"
+
+
+@pytest.mark.parametrize(("before", "stop_reason"), [(POST, "answered"), ("", "max_turns")])
 async def test_an_agent_that_goes_on_after_it_was_told_to_end_is_stopped(
-    wind_up_s: float,
-    before: str,
-    stop_reason: str,
-    tools: Tools,
-    tmp_path: Path,
-    monkeypatch: Any,
+    before: str, stop_reason: str, tools: Tools, tmp_path: Path, monkeypatch: Any
 ):
-    monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", wind_up_s)
-    if wind_up_s:
-        monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", soon(monkeypatch))
+    monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 0.0)
     after = """try:
         while True: await ask(address, row["prompt"])
     except asyncio.CancelledError:
@@ -214,6 +206,53 @@ async def test_an_agent_that_goes_on_after_it_was_told_to_end_is_stopped(
     assert any(any(row["response_mask"]) for row in rows)
 
 
+AT_ONCE = """await ask(address, row["prompt"])
+    await ask(address, row["prompt"])
+    both = [asyncio.ensure_future(ask(address, row["prompt"])) for _ in range(2)]
+    (refused,), _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    assert refused.result()[0] == 400"""
+DEADLINE_PASSES = """loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + 61
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("requests", "before", "stop_reason"),
+    [
+        (MAX_TURNS, "", "deadline"),
+        (MAX_TURNS, POST, "answered"),
+        (AT_ONCE, "", "deadline"),
+        (AT_ONCE, POST, "deadline"),
+    ],
+)
+async def test_a_deadline_that_passes_is_a_fault_unless_the_agent_that_was_told_to_end_has_answered(
+    requests: str,
+    before: str,
+    stop_reason: str,
+    tools: Tools,
+    tmp_path: Path,
+    monkeypatch: Any,
+):
+    monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 1e6)
+    monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", soon(monkeypatch, 60))
+    generate = Engine.generate
+
+    async def hangs_without_texts(self: Engine, *args: Any, **how: Any) -> Any:
+        if not length_hint(self.texts):
+            await asyncio.Event().wait()
+        return await generate(self, *args, **how)
+
+    monkeypatch.setattr(Engine, "generate", hangs_without_texts)
+    code = REFUSED.format(requests=requests, before=before, after=DEADLINE_PASSES)
+    texts = ["so<|im_end|>"] * (3 if requests == MAX_TURNS else 2)
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts)
+    record = record_in(rows[-1])
+    assert record.stop_reason == stop_reason
+    assert any(any(row["response_mask"]) for row in rows) == (stop_reason == "answered")
+
+
 async def test_what_an_agent_makes_of_a_message_that_was_cut_is_no_answer(
     tools: Tools, tmp_path: Path, monkeypatch: Any
 ):
@@ -222,13 +261,13 @@ async def test_what_an_agent_makes_of_a_message_that_was_cut_is_no_answer(
     assert (record_in(row).stop_reason, record_in(row).answer) == ("response_budget", None)
 
 
-def soon(monkeypatch: Any) -> Any:
-    """`config_of` with a deadline of half a second."""
+def soon(monkeypatch: Any, trajectory_s: float = 0.5) -> Any:
+    """`config_of` with a deadline."""
     from tests.agent_loop.test_passed_on import config_of
 
     def config(**source: Any) -> Any:
         made = config_of(**source)
-        made.mixed.deadlines = {"trajectory_s": 0.5}
+        made.mixed.deadlines = {"trajectory_s": trajectory_s}
         return made
 
     return config

@@ -208,13 +208,17 @@ async def test_a_message_that_is_none_of_mcp_s_gets_an_error(site: Site, message
 
 async def test_a_tool_that_is_down_loses_the_session(site: Site):
     async def act(action: Any) -> Observation:
-        raise ToolUnavailable("no server", tool="calculate")
+        fault = ToolUnavailable("no server", tool="calculate")
+        fault.server_wait_s = 30.0
+        raise fault
 
-    session = session_of("hermes", [])
+    session = session_of("hermes", ["so<|im_end|>"])
     address = await site.open(session, act)
+    await site.post(address.openai + "/chat/completions", ASKED)
     _, answer = await site.post(address.mcp, called("calculate", {}))
     assert "no server" in answer["error"]["message"]
     assert session.fault is not None and session.fault.tool == "calculate"
+    assert [c.server_wait_s for row in session.rollouts() for c in row.calls] == [30.0]
 
 
 # --- agents that hang up ------------------------------------------------------------------------

@@ -260,6 +260,37 @@ async def test_an_agent_that_used_up_its_turns_is_stopped_when_it_had_time_to_en
     await asyncio.wait_for(session.over.wait(), 60)
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_request_that_is_refused_beside_the_last_turn_changes_nothing_for_that_turn(
+    is_cut: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 0.0)
+    session = session_of("hermes", ["so<|im_end|>"], response_length=1 if is_cut else 99)
+    session.budget = replace(session.budget, max_turns=1)
+    engine, begun, goes_on = session.engine, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **how: Any) -> Generated:
+        begun.set()
+        await goes_on.wait()
+        return await engine(*args, **how)
+
+    session.engine = slow
+    asked = chat_completions.parse({"model": "any", "messages": [USER]})
+    last = asyncio.ensure_future(session.reply(asked))
+    await begun.wait()
+    for _ in range(2):
+        with pytest.raises(WireError, match="end the session with what there is"):
+            await session.reply(asked)
+    for _ in range(9):  # timers that are due would run
+        await asyncio.sleep(0)
+    assert not session.is_told_to_end and not session.over.is_set()
+    goes_on.set()
+    assert (await last).finish == ("length" if is_cut else "stop")
+    assert (session.exhausted, session.is_cut) == (StopReason.MAX_TURNS, is_cut)
+    assert session.is_told_to_end
+    await asyncio.wait_for(session.over.wait(), 60)
+
+
 async def test_requests_side_by_side_have_the_turns_of_requests_one_after_the_other():
     session = session_of("hermes", ["so<|im_end|>"] * 9)
     engine = session.engine

@@ -62,6 +62,7 @@ def trajectory(
                 tool="retrieve",
                 latency_s=0.1 * (number + 1),
                 limiter_wait_s=0.2,
+                server_wait_s=1.5,
                 attempts=0 if number < refused else 1,
             )
             for number in range(calls)
@@ -108,6 +109,8 @@ def test_each_source_has_its_own_numbers():
     assert metrics["mixed/nq/prompt_length/mean"] == 1
     assert metrics["mixed/nq/response_length/max"] == 4
     assert metrics["mixed/nq/limiter_wait_s/mean"] == pytest.approx(0.2)
+    assert metrics["mixed/nq/server_wait_s/sum"] == 1.5 * 5
+    assert metrics["mixed/math/server_wait_s/sum"] == 0
     assert metrics["mixed/nq/masked_fraction"] == 0.25
     assert metrics["mixed/math/solved_none"] == 1
     assert metrics["mixed/math/truncated_rate"] == 0.5

@@ -52,6 +52,7 @@ calls = st.builds(
     turn=naturals,
     action=texts,
     arguments=texts,
+    server_wait_s=floats,
     error=st.none() | texts,
     reward=st.none() | floats,
     ends=st.booleans(),
@@ -152,6 +153,7 @@ def test_the_records_of_an_older_release_are_read_as_before(release: str):
                 for old, new in zip(was[name], now[name], strict=True):
                     assert old.items() <= new.items()
             assert record.update is None and record.old_log_probs is None
+            assert not any(call.server_wait_s for call in record.calls)
 
 
 def test_facts_in_a_checkpoint_of_an_older_release_are_read():

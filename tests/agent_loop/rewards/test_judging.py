@@ -171,7 +171,7 @@ def test_the_deadline_s_and_the_reward_s_own_errors_name_the_reward():
 @pytest.mark.parametrize("is_up", [True, False])
 async def test_a_judge_that_is_down_loses_the_trajectory_and_gives_no_score(is_up):
     def answer(body: dict[str, Any]) -> Any:
-        return completion(verdict(body, 7)) if is_up else 503
+        return completion(verdict(body, 7)) if is_up else 500
 
     async with running_judge([answer]) as server:
         options = {"rubric": "{answer} for {question}", "model": "m", "base_url": server.url}

@@ -22,9 +22,9 @@ from agent_loop.rewards.terms import length_term, with_terms
 from config.schema import ConfigError, RewardTerms, SourceConfig, load_section
 from tests.agent_loop.rewards.test_rewards_code import Doubler
 from tool_server.wire.protocol import (
+    Fault,
     ToolBackend,
     ToolCall,
-    ToolError,
     ToolRejected,
     ToolResult,
     ToolTimeout,
@@ -280,7 +280,7 @@ async def test_nothing_that_a_function_raises_ends_the_worker_or_is_lost(own, fu
 class Answering:
     """A tool backend that prints 42, or raises."""
 
-    def __init__(self, error: ToolError | None = None) -> None:
+    def __init__(self, error: Fault | None = None) -> None:
         self.error = error
 
     async def call(self, call: ToolCall) -> ToolResult:

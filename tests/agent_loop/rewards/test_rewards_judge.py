@@ -14,9 +14,8 @@ from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_loop.calls.client import ToolClient
+from agent_loop.calls.client import ToolClient, store_of
 from agent_loop.calls.own_limits import limited, own_state_path
-from agent_loop.calls.result_store import open_store_of
 from agent_loop.rewards import Attempt, Reward, reward_for
 from agent_loop.rewards.judge import JudgeReward, aggregate, judge_reward, reference_of
 from agent_loop.rewards.judge_prompt import FIELDS, SYSTEM, Rubric, quote
@@ -48,19 +47,25 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", KEY)
 
 
-class Waits:
-    """A `sleep` that returns at once, and what it was asked for."""
+class Clock:
+    """Time that passes in sleeps only, and what was asked of it."""
 
     def __init__(self) -> None:
+        self.now = 0.0
         self.asked: list[float] = []
 
-    async def __call__(self, seconds: float) -> None:
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
         self.asked.append(seconds)
+        self.now += seconds
 
 
 @asynccontextmanager
 async def client(**settings: Any) -> AsyncIterator[ToolClient]:
-    given = {"limiter": None, "sleep": Waits(), "max_retries": 2} | settings
+    clock = settings.pop("clock", None) or Clock()
+    given = {"limiter": None, "sleep": clock.sleep, "clock": clock, "max_retries": 2} | settings
     async with ToolClient("http://127.0.0.1:9", **given) as tools:
         yield tools
 
@@ -394,7 +399,7 @@ async def test_processes_share_verdicts_and_the_key_is_in_no_file(tmp_path: Path
     store = ToolCacheConfig(store="sqlite")
     async with running_judge(gives(7)) as server:
         for cached in (0.0, 1.0):
-            opener = partial(open_store_of, store, str(tmp_path))
+            opener = partial(store_of, store, str(tmp_path))
             async with client(open_store=opener) as tools:
                 parts = await reward_at(server.url).judge(attempt_of(), tools)
             assert (parts["score"], parts["judge_cached"]) == (0.7, cached)
@@ -417,25 +422,22 @@ def refused(status: int) -> web.Response:
 @pytest.mark.parametrize(
     ("step", "requests", "words"),
     [
-        (429, 3, "HTTP 429"),
+        (429, None, "HTTP 429"),
+        (503, None, "is the judge up"),
+        ("drop", None, "ServerDisconnectedError"),
         (500, 3, "HTTP 500"),
-        (503, 3, "is the judge up"),
-        ("drop", 3, "ServerDisconnectedError"),
         ({"choices": []}, 3, "no choices"),
         ({"object": "error"}, 3, "choices"),
         ([1], 3, "Expected `object`"),
-        (
-            refused(400),
-            1,
-            "refuses the request for model='m' (HTTP 400): .*no such model, \\*\\*\\*",
-        ),
-        (refused(404), 1, "correct reward_options"),
-        (refused(401), 1, "HTTP 401: is JUDGE_API_KEY the key of this server"),
+        (refused(400), 1, r"model='m' at http://.* \(HTTP 400 .*no such model, \*\*\*.*max_tokens"),
+        (refused(422), 1, "correct reward_options"),
+        (refused(404), 1, r"HTTP 404 .*no such model, \*\*\*.*has this server the model"),
+        (refused(401), 1, "HTTP 401; .* is JUDGE_API_KEY its key"),
         (refused(403), 1, "JUDGE_API_KEY"),
         (
             (307, {"Location": "http://other.example/x?secret"}),
             1,
-            "redirects to http://other.example ",
+            "redirects to http://other.example .*set base_url",
         ),
         (compressed(), 1, "Content-Encoding='gzip'"),
         (completion("x" * (1 << 21)), 1, "more than 1 MiB"),
@@ -444,15 +446,15 @@ def refused(status: int) -> web.Response:
 async def test_a_judge_that_gives_no_answer_is_a_fault_with_its_reason(
     step, requests, words, caplog
 ):
+    """Without a number of requests: it is asked as long as there is time."""
     caplog.set_level(logging.DEBUG)
     async with running_judge(
         [step if not isinstance(step, web.Response) else lambda _: step]
     ) as server:
-        with pytest.raises(
-            ToolUnavailable, match=words.replace("(HTTP 400)", r"\(HTTP 400\)")
-        ) as caught:
+        with pytest.raises(ToolUnavailable, match=words) as caught:
             await judged(server, attempt_of())
-    assert caught.value.tool == "judge" and len(server.seen) == requests
+    asked = len(server.seen)
+    assert caught.value.tool == "judge" and (asked == requests if requests else asked > 4)
     assert KEY not in f"{caught.value} {caplog.text}" and "secret" not in str(caught.value)
 
 
@@ -472,11 +474,11 @@ async def test_an_overloaded_judge_is_obeyed_and_slows_no_tool_server_down():
         async def penalise_async(self, retry_after_s: float = 0.0) -> None:
             self.penalties += 1
 
-    limiter, waits = Limiter(), Waits()
+    limiter, clock = Limiter(), Clock()
     script = [(429, {"Retry-After": "3"}), *gives(7)]
-    async with running_judge(script) as server, client(limiter=limiter, sleep=waits) as tools:
+    async with running_judge(script) as server, client(limiter=limiter, clock=clock) as tools:
         assert (await reward_at(server.url).judge(attempt_of(), tools))["score"] == 0.7
-    assert waits.asked == [3.0] and limiter.penalties == 0
+    assert clock.asked == [3.0] and limiter.penalties == 0
 
 
 async def test_a_judge_has_limits_of_its_own_beside_the_run_s(tmp_path: Path):
@@ -490,7 +492,7 @@ async def test_a_judge_has_limits_of_its_own_beside_the_run_s(tmp_path: Path):
         reward = reward_at(server.url, rate="100/s", slots=2, timeout=20.0, retry=1)
         await reward.judge(attempt_of(), tools)
         path = own_state_path(reward.options.target, config, mixed)
-        (route,) = tools._opened.resources.values()
+        (route,) = tools.opened.resources.values()
     assert path.exists() and path.with_suffix(".slots").exists()
     assert (route.timeout_s, route.max_retries) == (20.0, 1)
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -57,8 +58,18 @@ def mixed(folder: Path) -> MixedConfig:
     return MixedConfig(sources={"a": SourceConfig(ratio=1)}, experiment="t", run_dir=str(folder))
 
 
-async def no_pause(seconds: float) -> None:
-    pass
+class Clock:
+    """Real time, in which pauses pass at once."""
+
+    def __init__(self) -> None:
+        self._slept_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._slept_s
+
+    async def sleep(self, seconds: float) -> None:
+        self._slept_s += seconds
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -69,8 +80,14 @@ async def opened(
     tools = ToolConfig(server_url="http://unused", timeout=settings.pop("call_s", 60.0))
     entry = ToolEntry(mcp=mcp, **settings)
     limits = partial(limited, tools=tools, mixed=mixed(folder))
+    clock = Clock()
     async with ToolClient(
-        "http://unused", limiter=limiter, sleep=no_pause, timeout_s=tools.timeout, limits=limits
+        "http://unused",
+        limiter=limiter,
+        sleep=clock.sleep,
+        clock=clock,
+        timeout_s=tools.timeout,
+        limits=limits,
     ) as client:
         provider = McpProvider(entry, client)
         try:

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent_loop.calls.client import ToolClient
+from agent_loop.deadline import Deadline
+from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.mcp_client import http
+from agent_loop.toolbox.mcp_servers import McpProvider
+from agent_loop.toolbox.toolbox import Toolbox
+from agent_loop.watchdog import Watchdog
+from config.compat import timeout
 from config.tool_entries import ToolEntry
-from tests.agent_loop.toolbox.mcp_rig import listed, opened, resident_mb
+from tests.agent_loop.toolbox.mcp_rig import listed, opened, resident_mb, until
 from tests.fakes.mcp_server import over_http
 from tests.ports import free_ports
-from tool_server.wire.protocol import ToolError, ToolTimeout, ToolUnavailable
+from tool_server.wire.protocol import Fault, ToolTimeout, ToolUnavailable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:(uvicorn|websockets).*")
 
@@ -68,7 +75,7 @@ async def test_passing_faults_are_tried_again_and_a_refusal_is_not(tmp_path):
         with pytest.raises(ToolUnavailable, match=r"HTTP 500 scripted; it may have been executed"):
             await rig.ask("divide", a=1, b=1)
         server.script[:] = [403]
-        with pytest.raises(ToolUnavailable, match="refuses tool='echo': HTTP 403 scripted"):
+        with pytest.raises(ToolUnavailable, match="for tool='echo' answers HTTP 403 scripted"):
             await rig.ask("echo", text="a")
         assert await rig.text("echo", text="goes on") == "goes on"
 
@@ -82,11 +89,56 @@ async def test_a_server_that_is_away_is_named_and_comes_back(tmp_path):
         provider = opened(tmp_path, url)
         rig = await provider.__aenter__()
         assert await rig.text("count", key="a") == "1"
-    with pytest.raises(ToolUnavailable, match=r"4 attempts.*no connection"):
+    with pytest.raises(ToolUnavailable, match=r"0 attempts, .* for the server, last: no conn"):
         await rig.ask("count", key="a")
     async with over_http(port=port):
         assert await rig.text("count", key="a") == "1"
         await provider.__aexit__(None, None, None)
+
+
+async def test_trajectories_that_begin_while_the_server_is_away_wait_for_it_together(
+    monkeypatch, caplog
+):
+    [port] = free_ports(1)
+    entry, starts = ToolEntry(mcp=f"http://127.0.0.1:{port}/mcp"), []
+    connect = McpProvider.connect
+    monkeypatch.setattr(McpProvider, "connect", lambda self: starts.append(1) or connect(self))
+    dog = Watchdog(60.0)
+
+    async def trajectory(toolbox: Toolbox, limit_s: float) -> None:
+        with dog.watch("shop", "shop:1"):
+            async with timeout(limit_s):
+                await toolbox.open(Deadline.after(limit_s, "trajectory_s"))
+
+    async with ToolClient("http://unused", limiter=None) as client:
+        toolbox = toolbox_of([entry], client, topk=1)
+        with pytest.raises(ToolUnavailable, match="no connection"):
+            await toolbox.open()
+        assert len(starts) == 1
+        waiting = [asyncio.create_task(trajectory(toolbox, s)) for s in (2.0, *[60.0] * 9)]
+        await until(lambda: [a.waits_for for a in dog.under_way.values()] == ["server"] * 10)
+        assert len(starts) <= 4
+        with pytest.raises(TimeoutError):  # its own deadline
+            await waiting[0]
+        assert len(dog.under_way) == 9
+        assert caplog.text.count("trying again until the trajectories' deadline") == 1
+        async with over_http(port=port):
+            await asyncio.gather(*waiting[1:])
+            assert "echo" in toolbox.specs
+
+
+async def test_a_listing_ends_at_the_last_deadline_with_its_fault_and_a_refusal_ends_it_at_once():
+    async def open_in(url: str, limit_s: float) -> None:
+        async with ToolClient("http://unused", limiter=None) as client:
+            toolbox = toolbox_of([ToolEntry(mcp=url)], client, topk=1)
+            await toolbox.open(Deadline.after(limit_s, "trajectory_s"))
+
+    [port] = free_ports(1)
+    with pytest.raises(ToolUnavailable, match="no connection"):
+        await open_in(f"http://127.0.0.1:{port}/mcp", 0.5)
+    async with over_http(token="sesame") as server, timeout(30):
+        with pytest.raises(ToolUnavailable, match="HTTP 401"):
+            await open_in(server.url, 1000.0)
 
 
 # --- servers that break the rules -----------------------------------------------------------------
@@ -211,7 +263,7 @@ async def test_a_server_that_repeats_the_token_shows_it_to_nobody(
     monkeypatch.setenv("MY_TOKEN", "sesame")
     caplog.set_level("INFO")
     async with answering(repeat, to=at) as url:
-        with pytest.raises(ToolError, match=r"no access for \*\*\*") as caught:
+        with pytest.raises(Fault, match=r"no access for \*\*\*") as caught:
             async with opened(tmp_path, f"{url}?key=pw", token="MY_TOKEN") as rig:
                 await rig.ask("t")
     assert "sesame" not in str(caught.value) and "key=pw" not in f"{caught.value} {caplog.text}"
@@ -223,7 +275,7 @@ async def test_a_session_that_the_server_forgot_is_opened_again(tmp_path):
         assert await rig.text("t") == "fine"
         sessions[:] = ["another", "one"]  # as after a restart
         result = (await rig.ask("t")).result
-        assert result is not None and (result.attempts, result.body["text"]) == (2, "fine")
+        assert result is not None and (result.attempts, result.body["text"]) == (1, "fine")
         assert sessions == ["another", "one", "s2"]
 
 
@@ -237,7 +289,7 @@ async def test_notifications_are_dropped_and_requests_refused(tmp_path):
     [
         (endless_json, "more than 4 MiB"),
         (compressed, r"the answer is compressed \(gzip\)"),
-        (half, "4 attempts.*(RemoteProtocolError|ReadError)"),
+        (half, "attempts.*(RemoteProtocolError|ReadError)"),
         (elsewhere, "4 attempts.*Redirect to http://127.0.0.1:1/secret not followed"),
     ],
 )

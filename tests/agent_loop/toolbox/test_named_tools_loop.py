@@ -43,7 +43,7 @@ async def trajectory(
         mixed=MixedConfig.model_validate(mixed), tools=ToolConfig(server_url=url)
     )
     loop._tool_names, loop._topk, loop._verls = names, 3, list(verls)
-    loop._persistent, loop._tools = persistent, None
+    loop._persistent, loop._tools, loop._deadline = persistent, None, None
     async with ToolClient(url, limiter=None, timeout_s=60.0) as client:
         loop.client = client.for_source("shop")
         try:

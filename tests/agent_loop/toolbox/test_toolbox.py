@@ -461,6 +461,20 @@ def test_agents_of_a_source_share_a_toolbox_only_if_they_are_set_alike():
     assert toolbox(persistent=True) is kept and toolbox(persistent=False) is not kept
 
 
+async def test_the_tools_of_a_trajectory_are_waited_for_until_its_deadline():
+    pytest.importorskip("verl")
+    from agent_loop.native_agent_loop import NativeAgentLoop
+
+    class Away:
+        async def open(self, deadline: Any) -> None:
+            raise ToolUnavailable(f"away until {deadline}")
+
+    loop: Any = object.__new__(NativeAgentLoop)
+    loop._toolbox, loop._deadline = lambda source: Away(), "its deadline"
+    with pytest.raises(ToolUnavailable, match="away until its deadline"):
+        await loop.begin(ROW)
+
+
 @pytest.mark.parametrize("rate", ["0/s", f"{'9' * 400}/s", "0.0001/h", "2", "2/day"])
 def test_a_rate_that_no_limiter_can_keep_to_is_refused(rate: str):
     with pytest.raises(ValueError, match="write a number above 0 and a unit"):

@@ -273,7 +273,7 @@ async def test_what_a_wrapped_tool_raises_reaches_verl_unchanged(make: Any):
 async def test_a_call_that_gets_no_place_is_a_fault_of_the_trajectory(make: Any):
     (tool,) = through_client([make()], 20.0)
     async with trajectory(Counting(full=True)) as faults:
-        with pytest.raises(ToolTimeout, match="no place for tool='look'"):
+        with pytest.raises(ToolTimeout, match=r"for tool='look' .*no place in"):
             await run_as_verl(tool, "tree")
     assert [type(fault) for fault in faults] == [ToolTimeout]
 

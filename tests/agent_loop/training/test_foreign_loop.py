@@ -155,7 +155,7 @@ def test_the_log_probs_are_the_engine_s_whatever_the_loop_says():
 def test_what_a_loop_had_at_its_deadline_is_read_from_what_it_asked_the_engine(parts, kind):
     codec = codec_of(real_tokenizer(kind))
     output, turns = finished(parts, codec=codec)
-    rollout = late_rollout(turns, codec, SETTINGS.budget)
+    rollout = late_rollout(turns, codec, SETTINGS.deadline_of())
     t = rollout.trajectory
     last = max((i for i, bit in enumerate(output.response_mask, 1) if bit), default=0)
     if turns:  # what came before the first request is its prompt
@@ -168,4 +168,4 @@ def test_what_a_loop_had_at_its_deadline_is_read_from_what_it_asked_the_engine(p
 def test_a_conversation_that_does_not_go_on_from_the_one_before_is_left_out():
     _, turns = finished([("a", 1), ("[r]", 0), ("b", 1)])
     turns.append(EngineTurn([7, 7], turns[0].output))
-    assert late_rollout(turns, CODEC, SETTINGS.budget).trajectory.segments[-1].text == "b"
+    assert late_rollout(turns, CODEC, SETTINGS.deadline_of()).trajectory.segments[-1].text == "b"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_loop import loop_settings, turn_agent_loop
+from agent_loop.deadline import Deadline
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.turn_agent_loop import TurnAgentLoop
@@ -15,7 +16,7 @@ from agent_loop.turns.observation_style import InlineStyle, RenderedResults
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
-from agent_loop.watchdog import Watchdog
+from agent_loop.watchdog import Watchdog, waits_for
 from config.schema import MixedConfig, ToolConfig
 from tests.fakes.engine import CharTokenizer, ScriptedGenerate, whole_of
 from tests.fakes.virtual_loop import run_virtual
@@ -29,12 +30,15 @@ Act = Callable[[Action], Awaitable[Observation]]
 
 
 async def trajectory_of(act: Act, turns: list[str] = TURNS, **changed: Any) -> Rollout:
-    limits = {"max_turns": 3, "response_length": 400, "timeout_s": 100.0}
+    limits = {"max_turns": 3, "response_length": 400, **changed.pop("limits", {})}
+    clock = asyncio.get_running_loop().time
+    limit_s, name = limits.pop("timeout_s", 100.0), limits.pop("timeout_name", "trajectory_s")
     given = {
         "generate": ScriptedGenerate(CODEC, turns),
         "language": TAGS,
         "style": InlineStyle(CODEC, "[", "]"),
-        "budget": Budget(**{**limits, **changed.pop("limits", {})}),  # pyright: ignore
+        "budget": Budget(**limits),
+        "deadline": Deadline.after(limit_s, name, clock),
         **changed,
     }
     return await run_turns(
@@ -42,7 +46,7 @@ async def trajectory_of(act: Act, turns: list[str] = TURNS, **changed: Any) -> R
         environment=act,
         codec=CODEC,
         filler_id=0,
-        clock=asyncio.get_running_loop().time,
+        clock=clock,
         **given,
     )
 
@@ -113,6 +117,23 @@ def test_a_deadline_names_who_was_waited_for_longest_and_not_who_was_last():
     rollout, _ = run_virtual(trajectory_of(after(), generate=slow))
     assert rollout.fault_tool == "engine"
     assert "waited 80.0 s for engine, 20.0 s for tool" in (rollout.fault or "")
+
+
+def test_a_call_that_a_deadline_ends_has_the_seconds_that_it_waited_for_a_server_and_no_other_has():
+    async def act(action: Action) -> Observation:
+        if action.content == "a":
+            await asyncio.sleep(10)
+            waits_for("server")
+            await asyncio.sleep(20)
+            waits_for("tool")
+            await asyncio.sleep(5)
+            waits_for("server")
+        return await after(b=1)(action)
+
+    rollout, _ = run_virtual(trajectory_of(act, limits={"timeout_s": 50}))
+    assert [call.status for call in rollout.calls] == ["cancelled", "ok", "cancelled"]
+    assert [call.server_wait_s for call in rollout.calls] == [35, 0, 0]
+    assert "waited 35.0 s for server, 15.0 s for tool" in (rollout.fault or "")
 
 
 @pytest.mark.parametrize("content", ["a", "b", "c"])
@@ -216,16 +237,15 @@ def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s, nam
     settings = LoopSettings(
         mixed=MixedConfig.model_validate(mixed),
         tools=CONFIG,
-        budget=Budget(max_turns=3, response_length=160, timeout_s=300),
+        budget=Budget(max_turns=3, response_length=160),
+        trajectory_s=300.0,
         max_actions=1,
         backend="cpu",
         sampling={},
         watchdog=Watchdog(60.0),
     )
-    budget = settings.budget_of("nq", deadline)
-    assert (budget.timeout_s, budget.timeout_name) == (left_s, name)
-    assert settings.budget_of("nq", deadline).max_turns == 7
-    assert settings.budget_of("other", deadline).timeout_s == left_s
+    given = settings.deadline_of(deadline)
+    assert (given.limit_s, given.name) == (left_s, name)
 
 
 class Stuck(TurnAgentLoop):
@@ -234,9 +254,10 @@ class Stuck(TurnAgentLoop):
     is_ended = False
 
     def __init__(self) -> None:
-        limits = Budget(max_turns=1, response_length=9, timeout_s=30.0)
         self.settings: Any = SimpleNamespace(
-            tools=None, mixed=None, budget_of=lambda source, step_deadline: limits
+            tools=None,
+            mixed=None,
+            deadline_of=lambda step_deadline: Deadline.after(30.0, "trajectory_s"),
         )
 
     def language(self) -> Any: ...
@@ -250,11 +271,40 @@ class Stuck(TurnAgentLoop):
         self.is_ended = True
 
 
+class Slow(Stuck):
+    """A loop whose tools take 20 s to start."""
+
+    async def begin(self, row: Any) -> None:
+        await asyncio.sleep(20)
+
+    def _begin_session(self, sampling_params: dict[str, Any], row: Any) -> None: ...
+
+    def _messages(self, rows_own: Any) -> list[dict[str, Any]]:
+        return []
+
+    async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
+        raise RuntimeError(f"{self._deadline.left_s():g} s are left")
+
+
+def test_the_start_of_the_tools_is_in_the_time_of_the_trajectory(monkeypatch: pytest.MonkeyPatch):
+    async def shared(tools: Any, mixed: Any) -> Any:
+        return SimpleNamespace(for_source=lambda *_: None)
+
+    async def run() -> None:
+        loop, clock = Slow(), asyncio.get_running_loop().time
+        loop.settings.deadline_of = lambda _: Deadline.after(30.0, "trajectory_s", clock)
+        with pytest.raises(RuntimeError, match=r"^10 s are left"):
+            await loop.run({}, data_source="nq")
+
+    monkeypatch.setattr(turn_agent_loop, "shared_client", shared)
+    run_virtual(run())
+
+
 def test_tools_that_do_not_start_end_the_trajectory_at_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ):
     async def shared(tools: Any, mixed: Any) -> Any:
-        return SimpleNamespace(for_source=lambda source: None)
+        return SimpleNamespace(for_source=lambda *_: None)
 
     monkeypatch.setattr(turn_agent_loop, "shared_client", shared)
     loop = Stuck()

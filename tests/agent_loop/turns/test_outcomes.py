@@ -121,8 +121,8 @@ SCENARIOS: dict[str, list[Scenario]] = {
     ],
     "a call failed after all retries": [(lambda: run(CODE, act=raising(DEAD)), NO_TOOL, {})],
     "a program had not ended after four times": [
-        # tests/tool_server/test_sandbox.py: the server answers 503
-        (lambda: run(CODE, act=raising(ToolUnavailable("503", tool="run_code"))), NO_TOOL, {})
+        # tests/tool_server/test_sandbox.py: the server answers 500
+        (lambda: run(CODE, act=raising(ToolUnavailable("500", tool="run_code"))), NO_TOOL, {})
     ],
     "the engine failed, aborted": [
         (lambda: run(engine=answering([1], "abort")), NO_TOOL, {}),
@@ -136,6 +136,9 @@ SCENARIOS: dict[str, list[Scenario]] = {
     ],
     "the same; the longest wait was for the limiter": [
         (lambda: run(CODE, act=lambda action: waiting("limiter", action)), NO_TOOL, {})
+    ],
+    "the same; the longest wait was for a tool server": [
+        (lambda: run(CODE, act=lambda action: waiting("server", action)), NO_TOOL, {})
     ],
     "the same; the longest wait was for tools": [(lambda: run(CODE, act=after()), NO_TOOL, {})],
     "the same, before the first turn": [(lambda: run(CODE, timeout_s=0), NO_TOOL, {})],
@@ -240,7 +243,7 @@ def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(
     client_of_verl: type[VerlsClient], begins: str, monkeypatch: pytest.MonkeyPatch
 ):
     async def client(*_: Any) -> Any:
-        return SimpleNamespace(for_source=lambda source: None)
+        return SimpleNamespace(for_source=lambda *_: None)
 
     async def late() -> Any:
         worker, turns = worker_of(Hanging, client_of_verl()), list[Any]()

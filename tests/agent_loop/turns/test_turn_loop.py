@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.deadline import Deadline
 from agent_loop.records.mask_audit import mask_problems
+from agent_loop.records.trajectory_record import Call
 from agent_loop.turns.observation_style import InlineStyle, RenderedResults
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
-from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
+from agent_loop.turns.turn_loop import (
+    Budget,
+    Generated,
+    Observation,
+    Rollout,
+    Stop,
+    run_call,
+    run_turns,
+)
 from config.schema import ToolConfig
 from tests.fakes.engine import END, CharTokenizer, ScriptedGenerate, TableEnvironment, whole_of
+from tool_server.wire.protocol import Fault, ToolRejected, ToolResult, ToolUnavailable
 
 CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
 TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER))
@@ -31,6 +43,7 @@ async def play(
     turns: list[str],
     table: dict[str, str | None] | None = None,
     codec: CharTokenizer | None = None,
+    deadline: Deadline | None = None,
     **limits: Any,
 ) -> tuple[Rollout, ScriptedGenerate, TableEnvironment]:
     codec = codec or CharTokenizer()
@@ -44,6 +57,7 @@ async def play(
         style=style_of(codec),
         codec=codec,
         budget=Budget(**{"max_turns": 3, "response_length": 400, **limits}),
+        deadline=deadline,
         filler_id=FILLER,
     )
     return rollout, generate, environment
@@ -92,6 +106,29 @@ async def test_a_dead_tool_ends_the_trajectory_without_gradient():
     assert rollout.fault is not None and "ToolUnavailable" in rollout.fault
     assert set(rollout.trajectory.response_mask) == {0}
     assert set(rollout.trajectory.log_probs) == {0.0}
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        ToolResult(body={}, server_wait_s=12.5),
+        ToolRejected("no such name", tool="run_code"),
+        ToolUnavailable("no answer", tool="run_code"),
+    ],
+)
+async def test_a_call_has_the_seconds_that_it_waited_for_a_server_also_if_it_failed(
+    outcome: ToolResult | Fault,
+):
+    async def act(action: Action) -> Observation:
+        if isinstance(outcome, ToolResult):
+            return Observation(text="2", result=outcome)
+        outcome.server_wait_s = 12.5
+        raise outcome
+
+    call = Call(turn=1, action="code")
+    with suppress(ToolUnavailable):
+        await run_call(call, Action(kind=ActionKind.CODE, content="1+1"), act)
+    assert call.server_wait_s == 12.5
 
 
 async def test_the_last_turn_runs_no_tool_since_nobody_would_read_its_result():
@@ -309,6 +346,7 @@ async def test_an_action_that_is_cancelled_from_within_is_the_loop_s_error():
 
 
 async def test_a_trajectory_that_is_late_before_it_begins_asks_no_engine():
-    rollout, generate, _ = await play(["<answer>2</answer>"], timeout_s=0.0)
+    deadline = Deadline.after(0.0, "trajectory_s")
+    rollout, generate, _ = await play(["<answer>2</answer>"], deadline=deadline)
     assert rollout.stop_reason is StopReason.DEADLINE
     assert generate.asked == []

@@ -62,8 +62,8 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "sandbox='auto' (bubblewrap: not installed; landlock: no such call)",
         "no isolation for programs at http://x, so none is run: bubblewrap: not installed",
     ),
-    # agent_loop/calls/client.py ToolClient._pause; aiohttp/web_log.py AccessLogger; uvicorn's own;
-    # aiohttp/client_exceptions.py ClientResponseError
+    # agent_loop/calls/client.py _pause of release 1.1.0; aiohttp/web_log.py AccessLogger; uvicorn's
+    # own; aiohttp/client_exceptions.py ClientResponseError
     "tool-server-overloaded": (
         "tool_server.wire.protocol.ToolUnavailable: no answer from http://10.0.0.4:8100 for "
         'tool=\'retrieve\': 4 attempts within timeout=30.0 s, last: HTTP 429 {"error": "full"}',
@@ -81,8 +81,8 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "ToolTimeout: no place for tool='run_code' at http://127.0.0.1:8100 within timeout=30.0 s "
         "(it still waited); raise rate_limit_per_minute",
     ),
-    # aiohttp/client_exceptions.py ClientConnectorError.__str__; agent_loop/calls/servers.py check;
-    # agent_loop/calls/client.py _pause (both kinds);
+    # aiohttp/client_exceptions.py ClientConnectorError.__str__; agent_loop/calls/servers.py check
+    # and agent_loop/calls/client.py _pause of release 1.1.0; agent_loop/calls/client.py _lost;
     # verl_mixed/checks/preflight.py _given_server_problems
     "tool-server-down": (
         "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host 127.0.0.1:39199 "
@@ -91,6 +91,14 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "tool='search': its last 5 requests failed; trying again after 10.0 s",
         "tool_server.wire.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
         "tool='search': 2 attempts within timeout=30.0 s, last: HTTP 503 ; check the tool server",
+        "tool_server.wire.protocol.ToolTimeout: no answer from http://10.0.0.4:8100 for "
+        "tool='search' within timeout=30 s: 3 attempts, 12.0 s of waiting for the server, last: "
+        "ServerDisconnectedError: Server disconnected; is the server up, and the rate limit high "
+        "enough? ask http://10.0.0.4:8100/health",
+        "tool_server.wire.protocol.ToolTimeout: no answer from http://10.0.0.4:8100 for "
+        "tool='search' within the 8.21 s that were left of mixed.deadlines.trajectory_s: 0 "
+        "attempts, 8.2 s of waiting for the server, last: ClientConnectorError: Cannot connect to "
+        "host 10.0.0.4:8100 ssl:default [Connect call failed ('10.0.0.4', 8100)]; is the server up",
         "  - no answer from http://10.0.0.4:8100/health (TOOL_SERVER_URL): <urlopen error [Errno "
         "111] Connection refused>; start the server with `verl-mixed serve-tools`",
     ),
@@ -99,16 +107,20 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "the tool server at http://127.0.0.1:4711 ended: killed by SIGKILL (out of memory?); "
         "started again, 1 of 3 times",
     ),
-    # agent_loop/calls/client.py _call_in_time
+    # agent_loop/calls/client.py _call_in_time of release 1.1.0; agent_loop/calls/client.py _lost
     "tool-timeout": (
         "tool_server.wire.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
         "tool='run_code' within timeout=30.0 s; is the server up, and the rate limit high enough?",
+        "tool_server.wire.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
+        "tool='run_code' within the 8.21 s that were left of mixed.deadlines.turn_s: 0 attempts; "
+        "is the server up, and the rate limit high enough?",
     ),
     # tool_server/edge.py say_errors_in_json
     "tool-server-error": ("no answer to POST /run_code",),
     # agent_loop/watchdog.py Watchdog.report
     "stuck-rollouts": (
         "stuck source=nq row_id=train-17 turn=2 waits_for=tool for_s=61",
+        "stuck source=nq row_id=train-17 turn=2 waits_for=server for_s=61",
         "WARNING:2026-11-22 09:19:52,042:stuck source=nq row_id=a b turn=2 waits_for=engine "
         "for_s=130",
     ),

@@ -12,6 +12,7 @@ from verl_mixed.views.progress import (
     driver_error,
     last_error,
     seconds_left,
+    server_waits,
     source_in,
     sources_of,
     startup_phase,
@@ -120,6 +121,25 @@ def test_what_makes_every_number_doubtful_stands_beside_each_of_them() -> None:
     assert "25.0% of trajectories lost to infrastructure" in warned[1]
     assert all(warning in step_line(lines, 10) for warning in warned)
     assert warnings_of([line(1, 0, mixed__nq__reward__mean=0.5)]) == []
+
+
+def test_what_calls_waited_for_servers_is_said_of_the_newest_step_or_of_all() -> None:
+    lines = [
+        line(1, 0, mixed__nq__infra_error_rate=0, mixed__nq__server_wait_s__sum=1200.0),
+        line(2, 1, mixed__nq__infra_error_rate=0, mixed__nq__server_wait_s__sum=34.2),
+    ]
+    words = "calls of nq waited {} s for a tool server that was away or overloaded"
+
+    assert server_waits(lines) == [words.format("1,234")]
+    assert warnings_of(lines) == [words.format("34")]
+    assert f"WARNING {words.format('34')}" in step_line(lines, 10)
+
+
+@pytest.mark.parametrize("more", [{}, {"mixed__nq__server_wait_s__sum": 0.4}])
+def test_a_step_without_a_wait_says_nothing_of_servers(more: dict[str, float]) -> None:
+    lines = [line(1, 0, mixed__nq__infra_error_rate=0, **more)]
+
+    assert server_waits(lines) == warnings_of(lines) == []
 
 
 def test_a_source_that_lost_its_whole_validation_is_warned_of_until_the_next() -> None:

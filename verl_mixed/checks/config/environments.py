@@ -15,7 +15,7 @@ from agent_loop.row import Row
 from config.environments import ENVIRONMENT_LOOP, EnvironmentEntry
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, PromptConfig, SourceConfig, ToolConfig
-from tool_server.wire.protocol import ToolError
+from tool_server.wire.protocol import Fault
 from verl_mixed.checks.config.data import batches, sound_files
 from verl_mixed.checks.config.tools import agents_of
 from verl_mixed.run.sections import entry_of, loop_of, section_of, sound_sources
@@ -121,5 +121,5 @@ def _begun(trial: _Trial) -> Start | str:
 
     try:
         return asyncio.run(try_environment(trial.entry, trial.row, trial.tools))
-    except (ValueError, ToolError) as error:
+    except (ValueError, Fault) as error:
         return str(error)

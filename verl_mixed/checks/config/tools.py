@@ -11,7 +11,7 @@ from config.gateway import GATEWAY_LOOP
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, SourceConfig, ToolConfig
 from config.tool_entries import OWN_TOOLS, ToolEntry
-from tool_server.wire.protocol import ToolError
+from tool_server.wire.protocol import Fault
 from verl_mixed.checks.config.data import named_agents, sound_files
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import (
@@ -175,7 +175,7 @@ def _listed(listing: _Listing) -> dict[str, ToolSpec] | str:
 
     try:
         return asyncio.run(listed(listing.entries, listing.tools))
-    except (ValueError, ToolError) as error:
+    except (ValueError, Fault) as error:
         return str(error)
 
 

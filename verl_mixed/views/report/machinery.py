@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from verl_mixed.views.pace import pace_words
-from verl_mixed.views.progress import Line, series
+from verl_mixed.views.progress import Line, series, server_waits
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.panels import Section, Table, by_source, colored, drawn, per_source
 from verl_mixed.views.report.runs import Run
@@ -61,7 +61,10 @@ def tools(run: Run) -> Section:
 
 
 def limiter(run: Run) -> Section:
-    """Grants, waits and utilisation of the rate limiter."""
+    """Grants, waits and utilisation of the rate limiter, and waits for servers."""
+    waits = server_waits(run.trained)
+    title = "Seconds waited for servers per step, all calls"
+    for_servers = [per_source(run, title, "server_wait_s/sum")] if waits else []
 
     def one(title: str, metric: str, ceiling: float | None = None) -> Panel:
         curve = Curve(name=metric, points=series(run.trained, f"mixed/limiter/{metric}"))
@@ -80,8 +83,10 @@ def limiter(run: Run) -> Section:
             gained("Granted per step", "granted"),
             gained("Seconds waited per step, all calls", "waited_s"),
             per_source(run, "Wait per call, s", "limiter_wait_s/mean"),
+            *for_servers,
             one("Rate factor (adaptive)", "rate_factor", 1),
         ),
+        notes=[f"{words}." for words in waits],
         missing="The run has no rate limiter.",
     )
 

@@ -112,7 +112,10 @@ def _segments(record: TrajectoryRecord) -> list[dict[str, Any]]:
     """The segments with their turns; the times and calls of a turn are in its model segment."""
     calls: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for call in record.calls:
-        calls[call.turn].append(_plain(asdict(call)))
+        own = _plain(asdict(call))
+        if not call.server_wait_s:
+            del own["server_wait_s"]
+        calls[call.turn].append(own)
     shown: list[dict[str, Any]] = []
     turn = 0
     for part in record.segments:

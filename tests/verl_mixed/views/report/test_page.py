@@ -218,6 +218,20 @@ def test_a_resume_begins_the_limiters_counters_anew(tmp_path: Path) -> None:
     assert shared.restarts == []
 
 
+def test_waits_for_servers_are_drawn_and_said_beside_those_for_the_limiter(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", 6)
+    titles = [panel.title for panel in limiter(run).panels]
+    run.trained[2]["metrics"]["mixed/math/server_wait_s/sum"] = 34.0
+
+    waited = limiter(run)
+
+    title = "Seconds waited for servers per step, all calls"
+    assert [panel.title for panel in waited.panels if panel.title not in titles] == [title]
+    words = "calls of math waited 34 s for a tool server that was away or overloaded."
+    assert [*waited.notes] == [words] and words in render([run])
+    assert "servers" not in "".join(titles)
+
+
 def test_lines_that_were_passed_over_are_said_on_the_first_screen(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write_run(folder, 4)

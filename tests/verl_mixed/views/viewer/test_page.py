@@ -31,6 +31,7 @@ CALL = Call(
     tool="sandbox",
     latency_s=0.25,
     limiter_wait_s=0.125,
+    server_wait_s=2.5,
     attempts=2,
     error="no such name",
 )
@@ -145,7 +146,7 @@ async def test_a_trajectory_is_shown_token_by_token(tmp_path: Path, serve: Serve
     ]
     for fact in ("code (sandbox)", "rejected", "2 attempts", "latency 0.250 s", "1+1", "no such"):
         assert fact in call
-    assert "limiter wait 0.125 s" in call
+    assert "limiter wait 0.125 s, waited 2.500 s for the server" in call
     assert "advantage-1.000" in facts
     assert errors == []
     assert len(requests) == (8 if way == "served" else 1)

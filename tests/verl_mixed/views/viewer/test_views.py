@@ -107,6 +107,12 @@ def test_calls_stand_on_the_turn_that_asked_for_them():
     assert asked == [["1", "1"], [], ["2"]]
 
 
+def test_a_call_that_waited_for_a_server_says_so():
+    calls = [Call(turn=1, action="code", server_wait_s=seconds) for seconds in (0.0, 2.5)]
+    first, second = view(line(calls=calls))["segments"][0]["calls"]
+    assert "server_wait_s" not in first and second["server_wait_s"] == 2.5
+
+
 def test_calls_of_a_turn_without_tokens_are_shown_too():
     shown = view(line(calls=[Call(turn=9, action="code", arguments="9")]))
     assert shown["segments"][-1]["calls"][0]["arguments"] == "9"

@@ -71,6 +71,14 @@ def shown(
     return [line.rstrip() for line in console.export_text().rstrip("\n").split("\n")]
 
 
+def test_a_wait_for_a_tool_server_in_the_newest_step_is_a_warning() -> None:
+    waited = metrics_line(13, mixed__nq__server_wait_s__sum=34.0)
+    content = replace(CONTENT, board=board_of([*LINES, waited], 20))
+
+    words = "calls of nq waited 34 s for a tool server that was away or overloaded"
+    assert f"warning      {words}" in shown(content, 100, 30)
+
+
 def test_a_terminal_of_80_by_24_shows_everything() -> None:
     assert "\n".join(shown(CONTENT, 80, 24)) == WHOLE
 

@@ -154,6 +154,7 @@ function callElement(call) {
     count(call.attempts, 'attempt'),
     `latency ${figure(call.latency_s)} s`,
     `limiter wait ${figure(call.limiter_wait_s)} s`,
+    ...(call.server_wait_s ? [`waited ${figure(call.server_wait_s)} s for the server`] : []),
   ];
   return make(
     'div',

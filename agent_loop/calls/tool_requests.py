@@ -1,0 +1,91 @@
+"""Requests to tool servers: the URL and token of a call, and what the answer says of the tool."""
+
+import os
+
+from yarl import URL
+
+from agent_loop.calls.servers import Server
+from config.tool_entries import without_secrets
+from tool_server.wire.http import Peer, plain_session, post, unreadable
+from tool_server.wire.protocol import (
+    CACHEABLE,
+    FINGERPRINT,
+    Again,
+    ToolCall,
+    ToolRejected,
+    ToolResult,
+    ToolUnavailable,
+)
+from tool_server.wire.responses import decode, dumps, max_answer_bytes, sandbox_fault
+from tool_server.wire.tokens import TOKEN_VARIABLE, token_for
+
+KEEP_S = 4.0
+"""How long an unused connection is kept. Some servers close theirs after 5 s (uvicorn), and a call
+that is sent in that moment may be lost."""
+
+MAX_FINGERPRINT = 128
+"""Characters of a fingerprint; a longer one is none."""
+
+
+class ToolRequests:
+    """A pooled HTTP session to all tool servers; made inside the event loop that uses it."""
+
+    def __init__(self) -> None:
+        self.session = plain_session({}, limit=0, keepalive_timeout=KEEP_S)
+        self._places: dict[tuple[str, str], tuple[URL, dict[str, str], Peer]] = {}
+        """Server and tool -> URL, header with the token, and who is asked."""
+
+    async def post(self, call: ToolCall, server: Server) -> ToolResult:
+        """Send a call to a server.
+
+        Raises:
+            ToolRejected: the server refuses the call.
+            ToolUnavailable: there is no answer that can be read; see `wire.http`.
+        """
+        place = server.url, call.tool
+        if place not in self._places:
+            self._places[place] = self._place_of(*place)
+        url, headers, peer = self._places[place]
+        limit = max_answer_bytes(call.tool)
+        data = dumps(call.payload)
+        try:
+            raw, response = await post(self.session, url, data, peer, limit=limit, headers=headers)
+        except ToolUnavailable as error:
+            if error.again is not Again.NEVER or error.executed:
+                raise
+            self._places[place] = self._place_of(*place)
+            renewed = self._places[place][1]
+            if renewed == headers:
+                raise
+            # the token was renewed since it was read
+            raw, response = await post(self.session, url, data, peer, limit=limit, headers=renewed)
+        try:
+            body = decode(call, raw, lambda: response.charset)
+        except (ValueError, RecursionError) as error:
+            raise unreadable(error, peer) from error
+        fault, is_final = sandbox_fault(call.tool, body)
+        if is_final:
+            raise ToolRejected(fault, tool=call.tool)
+        if fault:  # the program may have caused it
+            raise ToolUnavailable(fault, tool=call.tool, again=Again.COUNTED)
+        fingerprint = response.headers.get(FINGERPRINT, "")
+        mark = response.headers.get(CACHEABLE)
+        return ToolResult(
+            body=body,
+            tool=call.tool,
+            origin=server.origin_of(fingerprint if len(fingerprint) <= MAX_FINGERPRINT else ""),
+            cacheable=None if mark is None else mark == "yes",
+        )
+
+    def _place_of(self, base_url: str, tool: str) -> tuple[URL, dict[str, str], Peer]:
+        token = token_for(base_url, os.environ)
+        peer = Peer(
+            name=f"{without_secrets(base_url)} for tool={tool!r}",
+            tool=tool,
+            address_key="tool_config.server_url",
+            remedy=f"is it the tool server, and {TOKEN_VARIABLE} its token?",
+            secret=token,
+            model_writes=True,
+        )
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return URL(f"{base_url}/{tool}"), headers, peer
