@@ -445,7 +445,7 @@ class ToolClient:
         progress.tried.add(server)
         if fault.is_overload or (fault.again is Again.NEVER and not fault.is_away):
             server.note_answer()
-        else:
+        elif fault.again is not Again.NEVER:  # else it says nothing of the other calls
             server.note_failure(self.clock(), fault)
         pause_s = fault.retry_after_s or 0.0
         if fault.is_overload or fault.retry_after_s is not None:

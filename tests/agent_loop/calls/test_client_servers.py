@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from agent_loop.calls import client as client_module
 from agent_loop.calls.client import ToolClient, shared_client
 from agent_loop.calls.loop_throttle import LoopThrottle
+from agent_loop.calls.routes import local_route
 from agent_loop.calls.servers import FAILED_LATELY_S, OVERDUE_S, Server, Servers
 from config.schema import ToolCacheConfig, ToolConfig
 from tests.agent_loop.calls.test_client import (
@@ -33,6 +34,7 @@ from tool_server.wire.protocol import (
     Fault,
     ToolCall,
     ToolRejected,
+    ToolResult,
     ToolTimeout,
     ToolUnavailable,
     end_session_call,
@@ -127,6 +129,17 @@ async def test_a_server_that_goes_away_while_a_call_waits_for_its_turn_costs_no_
     async with running([GOOD]) as server, client([NOBODY, server.url], limiter=limiter) as tools:
         assert (await tools.call(CALL)).body == GOOD
     assert limiter.acquired == 1
+
+
+async def test_a_session_that_ended_with_its_server_keeps_no_other_call_waiting():
+    async def post(call: ToolCall, server: Server) -> ToolResult:
+        raise ToolUnavailable("the session is gone", is_away=True)
+
+    async with client(NOBODY) as tools:
+        route = local_route("environment", post, key="e", timeout_s=30.0, clock=tools.clock)
+        with pytest.raises(ToolUnavailable):
+            await tools.on(route).call(ONCE)
+    assert route.servers.all[0].away_since is None
 
 
 async def test_the_end_of_a_session_does_not_wait_for_a_server_that_is_away():
