@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from cachetools import TTLCache
+from cachetools import LRUCache
 
 from agent_loop.watchdog import SharedWait
 from tool_server.wire.protocol import ToolCall, ToolResult
@@ -46,18 +46,21 @@ class Results:
     ) -> None:
         least = max_bytes / entries  # so that the bound of bytes bounds the number too
 
-        def size_of(result: ToolResult) -> float:
-            return max(least, len(msgspec.json.encode(result.body)))
+        def size_of(kept: tuple[float, ToolResult]) -> float:
+            return max(least, len(msgspec.json.encode(kept[1].body)))
 
-        self._kept: TTLCache[str, ToolResult] = TTLCache(max_bytes, ttl_s, clock, size_of)
+        self._ttl_s, self._clock = ttl_s, clock
+        self._kept: LRUCache[str, tuple[float, ToolResult]] = LRUCache(max_bytes, size_of)
+        """Each result with the time until which it is kept; `TTLCache` takes twice as long."""
 
     def get(self, key: str) -> ToolResult | None:
-        return self._kept.get(key)
+        until, result = self._kept.get(key, (0.0, None))
+        return result if self._clock() < until else None
 
     def put(self, key: str, result: ToolResult) -> None:
         """Keep a result, if there is room."""
         try:
-            self._kept[key] = result
+            self._kept[key] = self._clock() + self._ttl_s, result
         except ValueError:  # larger than all results may be
             self._kept.pop(key, None)
 

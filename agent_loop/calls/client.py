@@ -373,7 +373,8 @@ class ToolClient:
             return max(0.0, deadline.left_s() - min(servers.request_s, deadline.limit_s / 4))
 
         while True:
-            await self._turn(call, deadline, progress)
+            if servers.is_one_away or not deadline.left_s():
+                await self._turn(call, deadline, progress)
             waited_from, progress.server = clock(), None
             waits_for("limiter")
             # the tool's own first, because a grant of the run's limit expires

@@ -122,6 +122,10 @@ class Servers:
         self._mean_request_s: float | None = None
 
     @property
+    def is_one_away(self) -> bool:
+        return any(server.away_since is not None for server in self.all)
+
+    @property
     def request_s(self) -> float:
         """Time to reserve for a request: twice the mean of answered requests, or less."""
         if self._mean_request_s is None:
