@@ -117,7 +117,8 @@ async def test_a_server_that_asks_for_a_pause_has_it_while_the_other_goes_on():
         assert len(busy.seen) == 2
 
 
-async def test_a_server_that_goes_away_while_a_call_waits_for_its_turn_costs_no_grant():
+@pytest.mark.parametrize("others", [[], [NOBODY]])
+async def test_a_server_that_goes_away_while_a_call_waits_for_its_turn_costs_no_grant(others):
     class Slow(RecordingLimiter):
         async def acquire_async(
             self, n: int = 1, timeout_s: float | None = None, source: str = ""
@@ -126,7 +127,7 @@ async def test_a_server_that_goes_away_while_a_call_waits_for_its_turn_costs_no_
             return await super().acquire_async(n, timeout_s, source)
 
     limiter = Slow()
-    async with running([GOOD]) as server, client([NOBODY, server.url], limiter=limiter) as tools:
+    async with running([GOOD]) as server, client([*others, server.url], limiter=limiter) as tools:
         assert (await tools.call(CALL)).body == GOOD
     assert limiter.acquired == 1
 

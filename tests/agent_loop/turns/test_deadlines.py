@@ -274,29 +274,47 @@ class Stuck(TurnAgentLoop):
 class Slow(Stuck):
     """A loop whose tools take 20 s to start."""
 
+    tokenizer = SimpleNamespace(eos_token_id=0)
+
     async def begin(self, row: Any) -> None:
         await asyncio.sleep(20)
 
-    def _begin_session(self, sampling_params: dict[str, Any], row: Any) -> None: ...
+    def _begin_session(self, sampling_params: dict[str, Any], row: Any) -> None:
+        self._source, self._extras, self._engine = "nq", {}, SimpleNamespace(generate=print)
+        self._budget = Budget(max_turns=1, response_length=9)
 
     def _messages(self, rows_own: Any) -> list[dict[str, Any]]:
         return []
 
-    async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
-        raise RuntimeError(f"{self._deadline.left_s():g} s are left")
+    def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        return [1]
+
+    def dialogue(self, codec: Any, source: str, messages: Any, prompt_ids: Any) -> Any:
+        return None, None
 
 
-def test_the_start_of_the_tools_is_in_the_time_of_the_trajectory(monkeypatch: pytest.MonkeyPatch):
+def test_the_start_of_the_tools_the_turns_and_the_calls_have_one_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    given: list[Deadline] = []
+
     async def shared(tools: Any, mixed: Any) -> Any:
-        return SimpleNamespace(for_source=lambda *_: None)
+        return SimpleNamespace(for_source=lambda source, deadline: given.append(deadline))
+
+    async def turns(*, deadline: Deadline, **_: Any) -> Rollout:
+        given.append(deadline)
+        raise RuntimeError(f"{deadline.left_s():g} s are left")
 
     async def run() -> None:
         loop, clock = Slow(), asyncio.get_running_loop().time
         loop.settings.deadline_of = lambda _: Deadline.after(30.0, "trajectory_s", clock)
         with pytest.raises(RuntimeError, match=r"^10 s are left"):
             await loop.run({}, data_source="nq")
+        assert len(given) == 2 and all(each is loop._deadline for each in given)
 
     monkeypatch.setattr(turn_agent_loop, "shared_client", shared)
+    monkeypatch.setattr(turn_agent_loop, "run_turns", turns)
+    monkeypatch.setattr(turn_agent_loop, "codec_of", lambda tokenizer: None)
     run_virtual(run())
 
 
