@@ -45,7 +45,7 @@ ROUTE_KEYS = ("num_hidden_layers", "num_experts_per_tok")
 """Keys of a model's config: layers and experts of a token, the shape of the engine's routes."""
 
 
-def most_open_requests(max_num_seqs: int, workers: int) -> int:
+def most_open_requests(max_num_seqs: int | None, workers: int) -> int:
     """Requests that each of `workers` agent loop workers may have open at one rollout server.
 
     A rollout server is a Ray actor with max(1000, max_num_seqs + 16) slots, where 16 are for verl's
@@ -58,7 +58,7 @@ def most_open_requests(max_num_seqs: int, workers: int) -> int:
     Source: `RolloutReplica.max_concurrency` (workers/rollout/replica.py:257 at 0.9.1), verl#7587
     and verl#7990.
     """
-    slots = max(1000, max_num_seqs + 16)
+    slots = max(1000, (max_num_seqs or 0) + 16)  # verl refuses None, a server at a URL has none
     return max(1, (slots - 16) // workers)
 
 
