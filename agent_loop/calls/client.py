@@ -14,8 +14,6 @@ limiter and slot ends early enough to leave time for the request.
 A cached answer serves only callers whose servers would answer the same: it is kept with the
 fingerprint of what answered (`ToolResult.origin`), and looked up under those that the servers named
 last.
-
-Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
 """
 
 import asyncio
@@ -42,7 +40,7 @@ from agent_loop.calls.loop_throttle import LoopThrottle
 from agent_loop.calls.own_limits import OwnLimits, limited
 from agent_loop.calls.result_store import ResultStore
 from agent_loop.calls.routes import Limiter, Route, Slots
-from agent_loop.calls.servers import LONGEST_PAUSE_S, Server, Servers
+from agent_loop.calls.servers import LONGEST_PAUSE_S, Server, Servers, backoff_s
 from agent_loop.calls.tool_requests import ToolRequests
 from agent_loop.deadline import CLOSE_S, Deadline
 from agent_loop.watchdog import waits_for
@@ -467,9 +465,9 @@ class ToolClient:
         if pause_s and pause_s >= left_s:
             raise self._lost(call, deadline, progress, kind=ToolTimeout) from fault
         cap_s = LONGEST_PAUSE_S if fault.is_away else BACKOFF_CAP_S
-        cap_s = min(cap_s, BACKOFF_START_S * 2 ** min(progress.pauses, 9))
+        own_s = backoff_s(progress.pauses, BACKOFF_START_S, cap_s, self._rng)
         progress.pauses += 1
-        pause_s = min(left_s, max(pause_s, self._rng.uniform(0.0, cap_s)))
+        pause_s = min(left_s, max(pause_s, own_s))
         if fault.again is Again.COUNTED:
             await self._sleep(pause_s)
         else:

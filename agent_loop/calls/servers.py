@@ -9,6 +9,7 @@ A session stays at the server that began it, because no other server has its sta
 
 import hashlib
 import math
+import random
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -31,6 +32,14 @@ FAILED_LATELY_S = 30.0
 MAX_PINS = 16_384
 """Sessions whose server is remembered. Above this, the session that was unused for the longest time
 is forgotten, for example one whose trajectory was cancelled and never ended its session."""
+
+
+def backoff_s(failures: int, first_s: float, longest_s: float, rng: random.Random) -> float:
+    """A pause after so many earlier failures in a row: full jitter below a bound that doubles.
+
+    Source: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
+    """
+    return rng.uniform(0.0, min(longest_s, first_s * 2 ** min(failures, 16)))
 
 
 class Server:

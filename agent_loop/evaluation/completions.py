@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from agent_loop.calls.servers import backoff_s
 from config.tool_entries import without_secrets
 from tool_server.wire.http import Peer, plain_session, post, unreadable
 from tool_server.wire.protocol import Again, ToolUnavailable
@@ -86,8 +87,8 @@ class CompletionsApi:
                             "is --base-url its address?",
                             *(self._peer.name, fault, REQUEST_S),
                         )
-                    longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempts, 16))
-                    pause_s = max(self._rng.uniform(0, longest_s), fault.retry_after_s or 0.0)
+                    own_s = backoff_s(attempts, FIRST_PAUSE_S, LONGEST_PAUSE_S, self._rng)
+                    pause_s = max(own_s, fault.retry_after_s or 0.0)
                     attempts += 1
                     failures += fault.again is Again.COUNTED
                     if failures == ATTEMPTS or self._clock() + pause_s >= ends_at:
