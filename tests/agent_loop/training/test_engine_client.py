@@ -180,6 +180,7 @@ async def test_a_request_cancelled_before_it_is_sent_keeps_no_slot(passes: int) 
 def test_a_worker_has_its_share_of_the_slots_of_verls_servers():
     assert most_open_requests(256, 8) == 123  # of 1,000 slots, 16 are verl's
     assert most_open_requests(984, 3) == 328
+    assert most_open_requests(None, 1) == 984
     assert most_open_requests(985, 1) == 985  # of 1,001
     assert most_open_requests(2048, 8) == 256
     assert most_open_requests(256, 984) == most_open_requests(256, 985) == 1
