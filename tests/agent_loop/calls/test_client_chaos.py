@@ -249,16 +249,16 @@ async def test_the_limiter_hears_a_storm_and_calls_pass_after_it(server, fault, 
 @asynccontextmanager
 async def silent(port: int) -> AsyncIterator[asyncio.Event]:
     """Takes connections at a port and never answers; the event is set at the first one."""
-    taken, held = asyncio.Event(), list[asyncio.StreamWriter]()
+    taken, over = asyncio.Event(), asyncio.Event()
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        held.append(writer)
         taken.set()
+        await over.wait()  # also of a connection that was taken while the port is closed
+        writer.transport.abort()
 
     async with await asyncio.start_server(hold, "127.0.0.1", port):
         yield taken
-    for writer in held:
-        writer.transport.abort()
+        over.set()
 
 
 async def until(condition: Callable[[], bool]) -> None:
