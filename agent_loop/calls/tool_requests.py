@@ -31,9 +31,9 @@ class ToolRequests:
     """A pooled HTTP session to all tool servers; made inside the event loop that uses it."""
 
     def __init__(self) -> None:
-        self.session = plain_session({}, limit=0, keepalive_timeout=KEEP_S)
-        self._places: dict[tuple[str, str], tuple[URL, dict[str, str], Peer]] = {}
-        """Server and tool -> URL, header with the token, and who is asked."""
+        self.session = plain_session(limit=0, keepalive_timeout=KEEP_S)
+        self._places: dict[tuple[str, str], tuple[URL, Peer]] = {}
+        """Server and tool -> URL, and who is asked with which token."""
 
     async def post(self, call: ToolCall, server: Server) -> ToolResult:
         """Send a call to a server.
@@ -45,20 +45,19 @@ class ToolRequests:
         place = server.url, call.tool
         if place not in self._places:
             self._places[place] = self._place_of(*place)
-        url, headers, peer = self._places[place]
+        url, peer = self._places[place]
         limit = max_answer_bytes(call.tool)
         data = dumps(call.payload)
         try:
-            raw, response = await post(self.session, url, data, peer, limit=limit, headers=headers)
+            raw, response = await post(self.session, url, data, peer, limit=limit)
         except ToolUnavailable as error:
             if error.again is not Again.NEVER or error.executed:
                 raise
-            self._places[place] = self._place_of(*place)
-            renewed = self._places[place][1]
-            if renewed == headers:
+            _, renewed = self._places[place] = self._place_of(*place)
+            if renewed == peer:
                 raise
             # the token was renewed since it was read
-            raw, response = await post(self.session, url, data, peer, limit=limit, headers=renewed)
+            raw, response = await post(self.session, url, data, renewed, limit=limit)
         try:
             body = decode(call, raw, lambda: response.charset)
         except (ValueError, RecursionError) as error:
@@ -77,15 +76,13 @@ class ToolRequests:
             cacheable=None if mark is None else mark == "yes",
         )
 
-    def _place_of(self, base_url: str, tool: str) -> tuple[URL, dict[str, str], Peer]:
-        token = token_for(base_url, os.environ)
+    def _place_of(self, base_url: str, tool: str) -> tuple[URL, Peer]:
         peer = Peer(
             name=f"{without_secrets(base_url)} for tool={tool!r}",
             tool=tool,
             address_key="tool_config.server_url",
             remedy=f"is it the tool server, and {TOKEN_VARIABLE} its token?",
-            secret=token,
+            secret=token_for(base_url, os.environ),
             model_writes=True,
         )
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return URL(f"{base_url}/{tool}"), headers, peer
+        return URL(f"{base_url}/{tool}"), peer

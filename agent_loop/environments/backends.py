@@ -153,7 +153,6 @@ class HttpBackend:
     ) -> None:
         self._name, self._options = entry.name, entry.options
         self._http, self._url = session, url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else None
         remedy = f"is it a server of environments, and {entry.token or '`token`'} its token?"
         self._peer = Peer(
             name=f"environment={entry.name} at {without_secrets(self._url)}",
@@ -190,7 +189,6 @@ class HttpBackend:
             dumps(payload),
             self._peer,
             limit=MAX_ANSWER_BYTES,
-            headers=self._headers,
         )
         try:
             return _object(raw)
@@ -307,7 +305,7 @@ class ProcessBackend:
         except BaseException:
             await self.close()
             raise
-        self._http = plain_session({}, connector=aiohttp.UnixConnector(path=str(socket), limit=0))
+        self._http = plain_session(connector=aiohttp.UnixConnector(path=str(socket), limit=0))
         return HttpBackend(entry, self._http, "http://environment")
 
     def _spawn(self, folder: Path) -> None:

@@ -59,7 +59,7 @@ class CompletionsApi:
             refused=remedy,
             secret=key,
         )
-        self._session = plain_session({"Authorization": f"Bearer {key}"} if key else {}, limit=0)
+        self._session = plain_session(limit=0)
 
     async def close(self) -> None:
         await self._session.close()

@@ -83,13 +83,13 @@ async def _post(tools: ToolClient, reward: Judge, call: ToolCall, server: Server
     Raises:
         ToolUnavailable: the judge refuses the request, or gives no answer.
     """
-    key, body = judge_key(os.environ), call.payload["body"]
+    body = call.payload["body"]
     peer = Peer(
         name=f"judge model={body['model']!r} at {server.url}",
         tool=TOOL,
         address_key="base_url",
         remedy=f"has this server the model, and is {KEY_VARIABLE} its key?",
-        secret=key,
+        secret=judge_key(os.environ),
         refused="correct reward_options, for example model, max_tokens, max_chars or body",
     )
     raw, _ = await post(
@@ -98,7 +98,6 @@ async def _post(tools: ToolClient, reward: Judge, call: ToolCall, server: Server
         dumps(body),
         peer,
         limit=max_answer_bytes(TOOL),
-        headers={"Authorization": f"Bearer {key}"} if key else {},
     )
     try:
         answer = _body(raw)

@@ -20,6 +20,7 @@ would be sent twice, and to a server that the user did not name.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -67,7 +68,8 @@ class Peer:
     """What to do about a status in `SETUP`."""
 
     secret: str = field(default="", repr=False)
-    """Key of the server, which its errors may repeat: it is taken out of messages."""
+    """Key of the server, sent as a bearer token. Its errors may repeat it: it is taken out of
+    messages."""
 
     model_writes: bool = False
     """Whether the model wrote the request, so a refusal is its mistake."""
@@ -82,7 +84,9 @@ class Peer:
     """Characters of the server's words in a message; 0 if they may repeat what is secret."""
 
 
-def plain_session(headers: Mapping[str, str], **connector: Any) -> aiohttp.ClientSession:
+def plain_session(
+    headers: Mapping[str, str] = MappingProxyType({}), **connector: Any
+) -> aiohttp.ClientSession:
     """A session for `post`: it asks for uncompressed answers, decompresses none, keeps no cookies
     and has no time limit.
 
@@ -148,7 +152,6 @@ async def post(
     peer: Peer,
     *,
     limit: int,
-    headers: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> tuple[bytes, aiohttp.ClientResponse]:
     """Send a request with a JSON body; the body of the answer, and its status and headers.
@@ -163,7 +166,7 @@ async def post(
         ToolUnavailable: there is no answer of status 200, or it must not be read.
     """
     body = _Body(data, content_type="application/json")
-    asked = _exchange(session, url, body, peer, limit, headers)
+    asked = _exchange(session, url, body, peer, limit)
     if timeout_s is None:
         return await asked
     patience = timeout(timeout_s)
@@ -187,10 +190,10 @@ async def _exchange(
     body: _Body,
     peer: Peer,
     limit: int,
-    headers: Mapping[str, str] | None,
 ) -> tuple[bytes, aiohttp.ClientResponse]:
     """As `post`, without a limit of time: in Python 3.10 one of aiohttp's errors would be taken for
     its end."""
+    headers = {"Authorization": f"Bearer {peer.secret}"} if peer.secret else None
     try:
         async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status >= 300:

@@ -21,7 +21,7 @@ TOKEN = "sesame"
 async def failed(url: str) -> Fault:
     """The fault of a step at a server."""
     entry = EnvironmentEntry(use=f"{url}/?key=pw", token="GAME_TOKEN")
-    async with plain_session({}) as session:
+    async with plain_session() as session:
         with pytest.raises(Fault) as caught:
             await HttpBackend(entry, session, url, TOKEN).step("s", "left")
     assert caught.value.tool == entry.name and TOKEN not in str(caught.value)
@@ -106,7 +106,7 @@ async def test_a_step_that_may_have_been_executed_is_not_repeated(
 
 async def test_numbers_that_are_none_are_passed_on_for_the_check_of_the_step():
     said = web.Response(text='{"reward": NaN, "observation": "\\ud800"}')
-    async with running([said]) as server, plain_session({}) as session:
+    async with running([said]) as server, plain_session() as session:
         backend = HttpBackend(EnvironmentEntry(use=server.url), session, server.url)
         answer = await backend.step("s", "left")
     assert answer["reward"] != answer["reward"] and answer["observation"] == "\ud800"

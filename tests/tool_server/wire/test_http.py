@@ -237,9 +237,17 @@ async def test_the_model_reads_the_error_s_text(said: str, read: str):
 async def test_a_request_is_plain_and_its_answer_is_what_came():
     seen: list[bytes] = []
     async with saying(http(200, "Set-Cookie: a=b", body=b'{"a": 1}'), seen) as url:
-        assert await asked(url, limit=8, headers={"X-More": "2"}) == b'{"a": 1}'
-    for header in (b"Accept-Encoding: identity", b"X-Own: 1", b"X-More: 2", b"verl-mixed"):
+        assert await asked(url, replace(PEER, secret="key"), limit=8) == b'{"a": 1}'
+    own = (b"X-Own: 1", b"Authorization: Bearer key\r\n")
+    for header in (b"Accept-Encoding: identity", *own, b"verl-mixed"):
         assert header in seen[0]
+
+
+async def test_without_a_key_none_is_sent():
+    seen: list[bytes] = []
+    async with saying(http(200), seen) as url:
+        await asked(url)
+    assert b"Authorization" not in seen[0]
 
 
 def test_a_status_alone_is_a_fault():
