@@ -141,7 +141,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             session.set_verdict({"reward": said})
         if session.reward is not None:
             last.verdict = {"score": session.reward}
-        last.answer = session.answer
+        last.answer, last.answer_is_message = session.answer, True
         without = session.exhausted or StopReason.NO_ACTION
         last.stop_reason = StopReason.ANSWERED if session.has_verdict else without
 

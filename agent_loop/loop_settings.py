@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from agent_loop.calls.loop_throttle import LoopThrottle
 from agent_loop.deadline import Deadline
 from agent_loop.loop_lag import LoopLag
-from agent_loop.rewards import LOOPS_OWN, Reward, default_reward, reward_for
+from agent_loop.rewards import LOOPS_OWN, Reward, reward_for
 from agent_loop.rewards.custom import LoopReward
 from agent_loop.rewards.terms import with_terms
 from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
-from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
+from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, default_reward, load_section
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class LoopSettings:
 
     def reward_name_of(self, source: str) -> str:
         own = self.mixed.sources.get(source)
-        return (own and own.reward) or default_reward(source, own and own.kind)
+        return default_reward(source) if own is None else own.reward_name(source)
 
     def reward_of(self, source: str, verdict: Mapping[str, Any] | None = None) -> Reward:
         """The source's reward, with its options and terms; see `reward_for` for errors.

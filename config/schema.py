@@ -220,7 +220,9 @@ class SourceConfig(Section):
 
     prompt: _NameOrTemplate | None = None
     """Name of one of `mixed.prompts`, or a template. `{}` is the template that leaves rows
-    unchanged. None takes the template with the name of the agent; if there is none, `{}`."""
+    unchanged. None takes `<agent>_<task>`, where `code` rewards have the task code, `math` rewards
+    maths, and `qa` and `exact_match` search; else the template with the name of the agent; else
+    `{}`."""
 
     files: list[str] = []
     """Training files with rows of this source only, in addition to `data.train_files`, where rows
@@ -322,18 +324,46 @@ class SourceConfig(Section):
         """Whether the ratio is above 0 at any step."""
         return any(self.schedule.values())
 
+    def reward_name(self, name: str) -> str:
+        """The reward of the source with this name."""
+        return self.reward or default_reward(name, self.kind)
 
-def template_of(
-    source: SourceConfig, agent: str | None, prompts: Mapping[str, PromptConfig]
-) -> PromptConfig:
-    """The template of a source's prompts; a name that is not in `prompts` gives the empty one.
+
+_REWARD_OF_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
+_REWARD_OF_KIND = {"reasoning_gym": "reasoning_gym", "seeds": LOOPS_OWN}
+_TASK_OF_REWARD = {"code": "code", "qa": "search", "exact": "search", "math": "maths"}
+"""First word of a reward's name -> what is asked for: a program, a short answer, mathematics."""
+
+
+def default_reward(source: str, kind: str | None = None) -> str:
+    """The reward of a source that names none: that of the kind that makes its rows, else the one
+    with the source's name, else exact match."""
+    return _REWARD_OF_KIND.get(kind or "") or _REWARD_OF_SOURCE.get(source, "exact_match")
+
+
+def template_names(name: str, source: SourceConfig, agent: str | None) -> list[str]:
+    """The templates that the prompts of a source may take, the first that exists; none if the
+    source has its own.
 
     Args:
+        name: of the source.
         agent: name of the agent loop, for a source without a `prompt` of its own.
     """
+    if source.prompt is not None:
+        return [source.prompt] if isinstance(source.prompt, str) else []
+    reward = source.reward_name(name)
+    task = None if ":" in reward else _TASK_OF_REWARD.get(reward.partition("_")[0])
+    return [*([f"{agent}_{task}"] if task else []), agent or ""]
+
+
+def template_of(
+    name: str, source: SourceConfig, agent: str | None, prompts: Mapping[str, PromptConfig]
+) -> PromptConfig:
+    """The template of a source's prompts; the empty one if there is none, see `template_names`."""
     if isinstance(source.prompt, PromptConfig):
         return source.prompt
-    return prompts.get(source.prompt or agent or "", PromptConfig())
+    names = template_names(name, source, agent)
+    return next((prompts[each] for each in names if each in prompts), PromptConfig())
 
 
 class RateLimitConfig(Section):

@@ -14,6 +14,11 @@ class Attempt:
     answer: str | None
     """The text between the answer tags; None without an answer or with an empty one."""
 
+    answer_is_message: bool = False
+    """Whether no tags and no box hold the answer: it is the whole last message, or what follows
+    ReAct's `Final Answer:`. Its last number or formula is then an answer for the rewards of
+    mathematics."""
+
     ground_truth: Any
     """The row's ground truth, parsed from JSON; its shape depends on the kind of data."""
 

@@ -71,6 +71,7 @@ def attempt_of(
     own = [s.text for each in sequences for s in each.trajectory.segments if s.author == "model"]
     return Attempt(
         answer=rollout.answer if rollout.answer and not rollout.answer.isspace() else None,
+        answer_is_message=rollout.answer_is_message,
         ground_truth=row.ground_truth,
         text="\n".join(own),
         question=row.question,

@@ -23,6 +23,27 @@ async def is_equal(answer: str, target: str) -> bool | None:
     return found if isinstance(found, bool) else await are_equal(found)
 
 
+_VALUE = re.compile(
+    r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+    r"|((?:(?<![\w)\]}.])[-\u2212])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?)",
+    re.DOTALL,
+)
+"""A formula between LaTeX's delimiters, or a number outside of one."""
+
+
+def last_value(message: str) -> str | None:
+    """The last formula or number of a message, in its last `MAX_LENGTH` characters.
+
+    Source: `extract_last_number` of AgentFly at 1256586 (rewards/math_reward.py), which reads the
+    digits only.
+
+    >>> last_value("Altogether she sold 48+24 = 72 clips.")
+    '72'
+    """
+    values = [*_VALUE.finditer(message[-MAX_LENGTH:])]
+    return values[-1][values[-1].lastindex or 0].strip() if values else None
+
+
 _TEXT = re.compile(r"\\text\w*\s*\{[^{}]*\}|\\[A-Za-z]+")
 """Words of LaTeX, which are no prose."""
 
@@ -61,15 +82,18 @@ class MathReward:
         own = {"called": called} if self.asks_for_call else {}
         if answer is None:
             return no_answer() | {"timeout": 0.0} | own
-        found = (
-            len(answer) <= MAX_LENGTH and normalise(answer) == normalise(target)
-            if self.by_text
-            else await is_equal(answer, target)
-        )
+        found = await self._is_equal(answer, target)
+        if found is not True and attempt.answer_is_message and (last := last_value(answer)):
+            found = await self._is_equal(last, target)
         acc = float(found is True)
         score = (1 - self.format_weight) * acc + self.format_weight
         score = score * called if self.asks_for_call else score
         return verdict(score, acc=acc) | {"timeout": float(found is None)} | own
+
+    async def _is_equal(self, answer: str, target: str) -> bool | None:
+        if self.by_text:
+            return len(answer) <= MAX_LENGTH and normalise(answer) == normalise(target)
+        return await is_equal(answer, target)
 
     def truth_problem(self, ground_truth: Any) -> str | None:
         if not isinstance(ground_truth, dict) or "answer" not in ground_truth:

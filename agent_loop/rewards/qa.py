@@ -3,7 +3,7 @@
 Source: Rajpurkar et al. 2016, the evaluation script of SQuAD v1.1: lower case, no ASCII
 punctuation, no articles, single spaces; the best of several right answers counts. As in that
 script, two texts with an empty normal form are an exact match with F1 0; for them the reward
-requires the same text.
+requires the same text, and gives F1 1 then.
 """
 
 import re
@@ -67,7 +67,7 @@ class QAReward:
         em, share = exact_match(attempt.answer, targets), f1(attempt.answer, targets)
         if em and not normalise(attempt.answer):
             # Otherwise `!` would equal `A`, because both have an empty normal form.
-            em = float(attempt.answer.lower() in {target.lower() for target in targets})
+            em = share = float(attempt.answer.lower() in {target.lower() for target in targets})
         return verdict(share if self.by_f1 else em, acc=em) | {"em": em, "f1": share}
 
     def truth_problem(self, ground_truth: Any) -> str | None:

@@ -71,9 +71,6 @@ _MAKERS: dict[str, _Maker] = {
 REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS.keys() - {LOOPS_OWN}))
 """Rewards that judge answers, by name; `path/to/file.py:function` names a user's own."""
 
-_BY_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
-_BY_KIND = {"reasoning_gym": "reasoning_gym", "seeds": LOOPS_OWN}
-
 
 def reward_for(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     """The reward with this name and these `reward_options`; the process has one instance.
@@ -95,12 +92,6 @@ def _reward_for(name: str, options: str) -> Reward:
             "mixed.sources.<source>.reward"
         )
     return _MAKERS[name](name, json.loads(options))
-
-
-def default_reward(source: str, kind: str | None = None) -> str:
-    """The reward of a source that names none: that of the kind that makes its rows, else the one
-    with the source's name, else exact match."""
-    return _BY_KIND.get(kind or "") or _BY_SOURCE.get(source, "exact_match")
 
 
 def runs_programs(name: str) -> bool:

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
+from agent_loop.turns.call_formats import CallFormat, CallMistake
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.observation_style import RenderedResults, fit
-from agent_loop.turns.tags import Action, ActionKind, Tags, first_end
+from agent_loop.turns.tags import Action, ActionKind, Tags, first_end, held_answer
 from agent_loop.turns.tool_messages import CallId, ToolMessages, written
-from samplers.rows.boxed import boxed_answer
 
 _PLAIN = re.compile(r"[\w.:/-]{1,256}")
 
@@ -84,10 +83,15 @@ class NativeDialogue:
             return []
         message = self._format.parse(text, self._schemas, in_reasoning=self._in_reasoning)
         if not message.calls:
-            answer = None if message.is_open else self._answer(message)
-            if answer is None:
+            if message.is_open or not message.content:
                 return []
-            return [Action(kind=ActionKind.ANSWER, content=answer, is_open=True)]
+            held = held_answer(message.content, self._answer_tags)
+            content = message.content if held is None else held
+            return [
+                Action(
+                    kind=ActionKind.ANSWER, content=content, is_open=True, is_message=held is None
+                )
+            ]
         self._called = []
         found: list[Action] = []
         for number, call in enumerate(message.calls):
@@ -116,15 +120,6 @@ class NativeDialogue:
         if self._in_reasoning and not any(end in text for _, end in THOUGHTS):
             return True
         return any(text.rfind(start) > text.rfind(end) for start, end in THOUGHTS)
-
-    def _answer(self, message: Message) -> str | None:
-        r"""The text between the answer tags; else in the last `\boxed{}`; else the message."""
-        tagged = self._answer_tags.actions(message.content)
-        if tagged and tagged[-1].kind == ActionKind.ANSWER:
-            return tagged[-1].content
-        if (boxed := boxed_answer(message.content)) is not None:
-            return boxed
-        return message.content or None
 
     # --- ObservationStyle -------------------------------------------------------------------------
 

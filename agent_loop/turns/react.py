@@ -94,7 +94,8 @@ class ReAct:
             return []
         observed = _OBSERVED.search(text, final.end())
         answer = text[final.end() : observed.start() if observed else len(text)].strip()
-        return [Action(kind=ActionKind.ANSWER, content=answer, is_open=observed is None)]
+        is_open = observed is None
+        return [Action(kind=ActionKind.ANSWER, content=answer, is_open=is_open, is_message=True)]
 
     def _calls(self, text: str) -> list["_Call"]:
         """The actions before a final answer, up to the first malformed one."""

@@ -42,6 +42,9 @@ class Action:
     is_open: bool = False
     """Whether `content` goes to the end of the turn. If the turn was cut, so was `content`."""
 
+    is_message: bool = False
+    """Of an answer: whether it is free text, because no tags and no box hold it."""
+
 
 class Language(Protocol):
     """The form in which a model writes actions: tags, or ReAct's lines."""
@@ -144,6 +147,14 @@ class Tags:
         if not found and self.answer_boxed and (boxed := boxed_answer(text)) is not None:
             found = [Action(kind=ActionKind.ANSWER, content=boxed)]
         return found
+
+
+def held_answer(text: str, tags: Tags) -> str | None:
+    r"""The text between the answer tags, else that in the last `\boxed{}`."""
+    tagged = tags.actions(text)
+    if tagged and tagged[-1].kind == ActionKind.ANSWER:
+        return tagged[-1].content
+    return boxed_answer(text)
 
 
 def cut_at_end(

@@ -111,6 +111,9 @@ class Rollout:
     answer: str | None
     """The answer, from the model's own text; None without one."""
 
+    answer_is_message: bool = False
+    """As `Action.is_message`."""
+
     turns: list[Turn] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     fault: str | None = None
@@ -302,6 +305,7 @@ async def _run(
                 return StopReason.RESPONSE_BUDGET
             if actions[-1].kind == ActionKind.ANSWER:
                 rollout.answer = actions[-1].content
+                rollout.answer_is_message = actions[-1].is_message
                 return StopReason.ANSWERED
             is_last = number == budget.max_turns
             if is_last and not acts_at_end:

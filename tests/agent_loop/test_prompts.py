@@ -110,8 +110,35 @@ def test_a_source_without_a_prompt_takes_the_one_of_its_agent(
         "maths": PromptConfig(user="({question})"),
     }
     source = SourceConfig.model_validate({"ratio": 1, "prompt": prompt})
-    template = template_of(source, agent, prompts)
+    template = template_of("math", source, agent, prompts)
     assert prompt_of([{"role": "user", "content": "Q"}], template, TOOLS)[0]["content"] == asked
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "agent", "asked"),
+    [
+        ("math", None, "code_agent", "maths"),
+        ("mine", "math_reward_format", "code_agent", "maths"),
+        ("math", "qa_f1", "code_agent", "search"),
+        ("nq", None, "code_agent", "search"),
+        ("mine", None, "code_agent", "search"),  # exact_match
+        ("taco", None, "code_agent", "agent"),  # no template of its own for code
+        ("mine", "judge", "code_agent", "agent"),
+        ("mine", "code_agent/math.py:math_of_mine", "code_agent", "agent"),
+        ("math", None, "other_agent", "{question}"),
+        ("math", None, None, "{question}"),
+    ],
+)
+def test_the_template_follows_the_reward(
+    name: str, reward: str | None, agent: str | None, asked: str
+):
+    prompts = {
+        "code_agent": PromptConfig(user="agent {question}"),
+        "code_agent_maths": PromptConfig(user="maths {question}"),
+        "code_agent_search": PromptConfig(user="search {question}"),
+    }
+    source = SourceConfig.model_validate({"ratio": 1, "reward": reward})
+    assert template_of(name, source, agent, prompts).user.startswith(asked)
 
 
 @pytest.mark.parametrize(

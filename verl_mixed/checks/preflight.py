@@ -24,7 +24,6 @@ from verl_mixed.checks.config.correction import correction_problems, correction_
 from verl_mixed.checks.config.data import data_problems, row_problems, row_warnings
 from verl_mixed.checks.config.devices import device_problems, machine_problems, shape_problems
 from verl_mixed.checks.config.environments import environment_problems
-from verl_mixed.checks.config.formats import format_problems
 from verl_mixed.checks.config.gateway import gateway_problems
 from verl_mixed.checks.config.load import load_warnings, rate_warnings, worker_problems
 from verl_mixed.checks.config.lora import lora_problems
@@ -36,6 +35,7 @@ from verl_mixed.checks.config.modes import (
 )
 from verl_mixed.checks.config.numbers import number_problems
 from verl_mixed.checks.config.prompts import media_problems, model_problems
+from verl_mixed.checks.config.reward_examples import example_problems, reward_examples
 from verl_mixed.checks.config.rewards import reward_problems
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
 from verl_mixed.checks.config.session_rows import session_row_problems
@@ -103,7 +103,7 @@ def preflight(
     found += problems(ports(config))
     if data:
         found += row_problems(config)
-        found += format_problems(config)
+        found += example_problems(reward_examples(config, own_tool_server=own_tool_server))
         found += model_problems(config)
         found += media_problems(config)
         found += shape_problems(config)

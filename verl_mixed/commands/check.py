@@ -11,6 +11,7 @@ from verl_mixed.commands.arguments import (
     Help,
     TakesArguments,
     add_config_arguments,
+    add_flag,
     add_recipe_arguments,
     config_overrides,
 )
@@ -26,7 +27,7 @@ Checks config and data, and starts nothing. The problems that it finds are:
   - wrong settings, also those that verl's own config classes refuse
   - rows without a source
   - prompts that are too long, measured with the model's tokenizer
-  - prompts that name none of the tags and forms of their agent
+  - prompts whose right answers do not earn the reward
   - sources that search without a search engine
   - ground truths that the reward cannot use
   - rows that occur twice, or both in training and in validation
@@ -40,6 +41,7 @@ the recipe and of its training files; verl checks the rest when the recipe start
 PROFILE=laptop verl-mixed check
 verl-mixed check --config agent_config.yaml --config training_config.yaml
 verl-mixed check --config-dir my_config mixture=mine
+verl-mixed check --reward-examples
 verl-mixed check data.train_files=train.parquet '+data.mixture={gsm8k: 0.7, search: 0.3}'""",
     "0 no problems, 2 there are",
 )
@@ -48,6 +50,11 @@ verl-mixed check data.train_files=train.parquet '+data.mixture={gsm8k: 0.7, sear
 def add_arguments(parser: TakesArguments) -> None:
     add_config_arguments(parser)
     add_recipe_arguments(parser)
+    add_flag(
+        parser,
+        "--reward-examples",
+        "print what right and wrong answers of some rows earn; asks judges too",
+    )
 
 
 def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
@@ -63,6 +70,7 @@ def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
 
     from verl_mixed.checks.config.load import step_load
     from verl_mixed.checks.config.prompts import first_prompts
+    from verl_mixed.checks.config.reward_examples import Example, untried
     from verl_mixed.launch.plan import make_plan
     from verl_mixed.views.pace import pace_words
 
@@ -79,6 +87,11 @@ def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
         print(f"note: {plan.length}")
     if pace := pace_words(plan.folder.lines()):
         print(f"note: so far, {pace}")
+    if getattr(arguments, "reward_examples", False):
+        rows = [each.columns() for each in plan.reward_examples(asks_judges=True)]
+        print("\n".join(["--- reward examples", *text_table([Example.NAMES, *rows]), "---\n"]))
+    for note in untried(plan.reward_examples()):
+        print(f"note: {note}")
     if missing:
         print(f"note: {'; '.join(missing)}; data and model were not looked at")
     else:

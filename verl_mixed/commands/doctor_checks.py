@@ -13,13 +13,14 @@ from cluster.ray_cluster import address_of
 from config.schema import ConfigError
 from verl_mixed.checks import packages
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
-from verl_mixed.checks.finding import Check, Finding, bad, from_problem, ok
+from verl_mixed.checks.finding import Check, Finding, bad, from_problem, ok, warning
 from verl_mixed.checks.machine import devices, machine, ray_cluster, services, storage
 from verl_mixed.checks.machine.fabric import DEADLINE_S as FABRIC_S
 from verl_mixed.checks.machine.fabric import fabric as measure_fabric
 from verl_mixed.run.state import RUNS
 
 if TYPE_CHECKING:
+    from verl_mixed.checks.config.reward_examples import Example
     from verl_mixed.launch.plan import Plan
 
 COMPOSE_S = 30.0
@@ -98,6 +99,20 @@ def _search(plan: "Plan", *, data: bool) -> list[Finding]:
     return [from_problem("search", problem) for problem in found]
 
 
+def _rewards(examples: Sequence["Example"]) -> list[Finding]:
+    """Whether right answers of some rows earn their reward."""
+    from verl_mixed.checks.config.reward_examples import example_problems, untried
+
+    found = [from_problem("reward", problem) for problem in example_problems(examples)]
+    for doubt in example_problems(examples, doubts=True):
+        words, _, remedy = doubt.rpartition("; ")
+        found.append(warning("reward", words, remedy))
+    found += [ok("reward", words) for words in untried(examples)]
+    earning = {each.source for each in examples if not (each.problem or each.skipped)}
+    words = f"right answers earn it: {', '.join(sorted(earning))}"
+    return [*found, *([ok("reward", words)] if earning else [])]
+
+
 def _checks_of_run(plan: "Plan | None", address: str | None, locks: Path | None) -> list[Check]:
     config = plan and plan.config
     lacking = plan.still_to_make() if plan else []
@@ -131,6 +146,7 @@ def _checks_of_run(plan: "Plan | None", address: str | None, locks: Path | None)
     else:
         checks.append(Check("data", lambda: storage.data(config)))
         checks.append(Check("model", lambda: storage.model(config)))
+        checks.append(Check("reward", lambda: _rewards(plan.reward_examples()), COMPOSE_S))
     return [
         *checks,
         Check("shared memory", lambda: machine.shared_memory(config)),

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from agent_loop.calls.cache import content_key
-from agent_loop.rewards import Attempt, default_reward, reward_for
+from agent_loop.rewards import Attempt, reward_for
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Stop, run_turns
+from config.schema import default_reward
 from cpu_engine.async_decoder import AsyncDecoder
 from cpu_engine.decoder import BatchDecoder, Request
 from cpu_engine.sampling import Sampling

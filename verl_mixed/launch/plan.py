@@ -26,6 +26,7 @@ from samplers.rows.sources import makes_records
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
 from verl_mixed.checks.config.prompts import chosen_format, is_unused_template
+from verl_mixed.checks.config.reward_examples import Example, example_problems, reward_examples
 from verl_mixed.checks.config.structure import structure_problems
 from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
@@ -206,7 +207,15 @@ class Plan:
 
     def warnings(self) -> list[str]:
         """What the user should know about the run, a sentence each; see `preflight_warnings`."""
-        return [f"{found.words}; {found.remedy}" for found in preflight_warnings(self.config)]
+        found = [f"{each.words}; {each.remedy}" for each in preflight_warnings(self.config)]
+        return [*found, *example_problems(self.reward_examples(), doubts=True)]
+
+    def reward_examples(self, *, asks_judges: bool = False) -> list[Example]:
+        """What right answers earn, if the rows are there; see `verl_mixed.checks.config`."""
+        if self.still_to_make():
+            return []
+        own = self.own_tool_server
+        return reward_examples(self.config, own_tool_server=own, asks_judges=asks_judges)
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
@@ -247,6 +256,7 @@ def plan_of(
     changed, added = changed_keys(config, choices)
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
+    _keep_templates(config, folder)
     _make_paths_absolute(config)
     address = _cluster_to_join(config)
     generated = use_generated_data(config)
@@ -303,6 +313,19 @@ def _is_shipped_elsewhere(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
         return False
     name = new.relative_to(REPOSITORY).parts
     return old.parts[-len(name) :] == name
+
+
+def _keep_templates(config: DictConfig, folder: RunFolder) -> None:
+    """Remove templates `<agent>_<task>` that a run of 1.1.0 began without, so its sources keep the
+    prompts that they have."""
+    if not folder.config.exists() or not folder.has_trained():
+        return
+    before = at(load_config(folder.config), "mixed.prompts") or {}
+    named = {source.get("prompt") for source in config.mixed.sources.values() if source}
+    with open_dict(config):
+        for name in [*config.mixed.prompts]:
+            if name.endswith(("_code", "_search", "_maths")) and name not in {*before, *named}:
+                del config.mixed.prompts[name]
 
 
 def _make_paths_absolute(config: DictConfig) -> None:

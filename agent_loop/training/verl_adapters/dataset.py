@@ -59,7 +59,7 @@ class MixedRLHFDataset(MixtureRows, RLHFDataset):
         source = self._sources.get(row.source)
         if source is not None:
             row = replace(row, agent=source.agent or row.agent)
-            template = template_of(source, row.agent, self._prompts)
+            template = template_of(row.source, source, row.agent, self._prompts)
             messages = prompt_of(row.messages, template, self._tools, source.system_prompt)
             row = replace(row, messages=messages)
         if not self.is_validation:

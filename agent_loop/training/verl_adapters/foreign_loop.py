@@ -19,11 +19,10 @@ from agent_loop.loop_settings import LoopSettings
 from agent_loop.records.trajectory_record import StopReason, Turn
 from agent_loop.training.verl_adapters.engine_client import EngineTurn, routes_of
 from agent_loop.turns.codec import HFCodec
-from agent_loop.turns.tags import ActionKind, Tags
+from agent_loop.turns.tags import ActionKind, Tags, held_answer
 from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Rollout
 from agent_loop.watchdog import current_activity
-from samplers.rows.boxed import boxed_answer
 
 PASSED = (
     "multi_modal_data",
@@ -123,13 +122,14 @@ def _rollout_of(
             words.append(codec.decode(kept))
             trajectory.cut_turn(len(kept), words[-1])
             left = left[len(kept) :]
-    answer = _answer(words, codec, settings)
+    answer, is_message = _answer(words, codec, settings)
     ends = trajectory.segments[-1].author == "model" and ids[-1] in codec.end_ids
     is_full = len(ids) >= settings.budget_of(source).response_length and not ends
     reason = StopReason.RESPONSE_BUDGET if is_full else StopReason.ANSWERED
     if answer is None and not is_full:
         reason = StopReason.NO_ACTION
     rollout = _finished(trajectory, codec, reason, answer, taken)
+    rollout.answer_is_message = is_message
     used = [turn for _, turn in taken]
     rollout.passed, rollout.verdict = _passed(output, used, source), _verdict(output)
     return rollout
@@ -277,18 +277,18 @@ def _finished(
     )
 
 
-def _answer(words: Sequence[str], codec: HFCodec, settings: LoopSettings) -> str | None:
-    r"""The text between the answer tags; else in the last `\boxed{}`; else the last turn."""
+def _answer(
+    words: Sequence[str], codec: HFCodec, settings: LoopSettings
+) -> tuple[str | None, bool]:
+    r"""The text between the answer tags, else in the last `\boxed{}`, else the last turn; and
+    whether it is the last turn."""
     if not words:
-        return None
+        return None, False
     # A closing tag without an opening one is a malformed action. The answer may come after many.
     tags = Tags.from_config(settings.tools, [ActionKind.ANSWER], max_actions=sys.maxsize)
-    actions = tags.actions("".join(words))
-    if actions and actions[-1].kind == ActionKind.ANSWER:
-        return actions[-1].content
-    if (boxed := boxed_answer("".join(words))) is not None:
-        return boxed
+    if (held := held_answer("".join(words), tags)) is not None:
+        return held, False
     last = words[-1]
     for token_id in codec.end_ids:
         last = last.removesuffix(codec.decode([token_id]))
-    return last.strip() or None
+    return last.strip() or None, True

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.rewards import LOOPS_OWN, Attempt, default_reward, reward_for
+from agent_loop.rewards import LOOPS_OWN, Attempt, reward_for
 from agent_loop.rewards.reasoning_gym import ReasoningReward
 from agent_loop.rewards.reasoning_process import NAMES, _scorer, algebra
 from agent_loop.rewards.scoring import Scorer
+from config.schema import default_reward
 from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.tagged_json import tagged
 from tests.fakes.toy_reasoning_gym import SumConfig, Sums, install_toy

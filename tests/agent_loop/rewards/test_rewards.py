@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from agent_loop.rewards import (
     REWARDS,
     Attempt,
-    default_reward,
     reward_for,
     runs_programs,
     split_path,
 )
 from agent_loop.rewards.terms import length_term, with_terms
-from config.schema import ConfigError, RewardTerms, SourceConfig, load_section
+from config.schema import ConfigError, RewardTerms, SourceConfig, default_reward, load_section
 from tests.agent_loop.rewards.test_rewards_code import Doubler
 from tool_server.wire.protocol import (
     Fault,

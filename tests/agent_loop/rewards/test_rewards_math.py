@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.rewards import Attempt, math_forms, math_pool, reward_for
-from agent_loop.rewards.math import is_equal
+from agent_loop.rewards.math import is_equal, last_value
 from agent_loop.rewards.math_forms import (
     MAX_LENGTH,
     clean,
@@ -545,3 +545,60 @@ async def test_a_check_that_an_overloaded_machine_delays_is_no_verdict(monkeypat
     monkeypatch.setattr(math_pool.SCORER.pool, "_started", (pool, None))
     with pytest.raises(ToolTimeout, match=r"no verdict .* within 240 s, .* overloaded"):
         await math_pool.are_equal([("x", "y")])
+
+
+# --- answers in messages -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "value"),
+    [
+        ("Altogether she sold 48+24 = 72 clips.", "72"),
+        ("The answer is 72.", "72"),
+        ("72", "72"),
+        ("It costs $1,234.50.", "1,234.50"),
+        ("She pays $5 and gets $3 off", "3"),
+        ("It is 10-3", "3"),
+        ("so x=-3", "-3"),
+        ("x = \u22125", "\u22125"),
+        ("about 3/4 of it", "3/4"),
+        (r"The answer is $\frac{1}{2}$.", r"\frac{1}{2}"),
+        (r"12 times \(x^2+1\), that is it", "x^2+1"),
+        ("no number", None),
+        ("", None),
+        ("5 " + "word " * MAX_LENGTH, None),
+    ],
+)
+def test_the_last_number_or_formula_of_a_message(message: str, value: str | None):
+    assert last_value(message) == value
+
+
+@pytest.mark.parametrize(
+    ("reward", "message", "truth", "score"),
+    [
+        ("math_reward_string_equal", "Altogether she sold 48+24 = 72 clips.", "72", 1.0),
+        ("math_reward_string_equal", "She sold 72 of 96.", "72", 0.0),
+        ("math_reward_string_equal", "It costs $1,200.", "1200", 1.0),
+        ("math_reward_string_equal", "word " * MAX_LENGTH + "72", "72", 1.0),
+        ("math_reward_string_equal", "n = 4", "n = 4", 1.0),  # the message itself
+        ("math", "The answer is 0.5", r"\frac{1}{2}", 1.0),
+        ("math", "2,3", "3,2", 1.0),
+        ("math_reward_format", "Hence it is 7.", "8", 0.1),
+        ("math_reward_tool", "The answer is 72.", "72", 1.0),
+    ],
+)
+async def test_a_message_is_right_by_its_last_number_and_tags_hold_the_answer_alone(
+    reward: str, message: str, truth: str, score: float
+):
+    for is_message in (True, False):
+        attempt = Attempt(
+            answer=message,
+            answer_is_message=is_message,
+            ground_truth={"answer": truth},
+            tool_calls=1,
+        )
+        parts = await reward_for(reward).judge(attempt, TOOLS)
+        if is_message or message in ("n = 4", "2,3"):
+            assert parts["score"] == score
+        else:
+            assert parts["acc"] == 0.0

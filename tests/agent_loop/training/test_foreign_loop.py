@@ -135,6 +135,8 @@ def test_a_loop_that_tokenises_the_model_s_words_again_is_refused(change):
 def test_the_answer_is_tagged_or_boxed_or_the_last_turn(parts, answer):
     rollout = hosted(*parts)
     assert rollout.answer == answer
+    is_message = answer == "the last turn" or parts[0][0] == END
+    assert rollout.answer_is_message is is_message
     assert rollout.stop_reason == (StopReason.NO_ACTION if answer is None else StopReason.ANSWERED)
 
 

@@ -259,6 +259,7 @@ def test_a_message_without_calls_is_the_answer(said: str, reason: StopReason, an
     rollout, asked = play(HERMES, [said], [], budget=budget)
     assert not asked
     assert (rollout.stop_reason, rollout.answer) == (reason, answer)
+    assert rollout.answer_is_message is (answer == "It is 7.")
 
 
 class Thinking(ChatTemplate):

@@ -100,7 +100,7 @@ def test_an_action_before_a_final_answer_is_run_and_one_behind_it_is_not():
 
 @pytest.mark.parametrize("text", ["Final Answer: 4", "Thought: a\n Final Answer:\n4\n"])
 def test_the_answer_is_what_follows_its_words(text):
-    assert [action.content for action in ONE.actions(text)] == ["4"]
+    assert [(each.content, each.is_message) for each in ONE.actions(text)] == [("4", True)]
     assert [a.content for a in ONE.actions(f"{text}\nObservation: 5")] == ["4"]
 
 

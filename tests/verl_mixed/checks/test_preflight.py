@@ -1434,7 +1434,12 @@ def test_images_that_would_be_lost_are_named(run_environ: RunEnviron, tmp_path: 
 def test_a_truth_that_no_answer_could_equal_is_a_problem(
     run_environ: RunEnviron, tmp_path: Path, reward: str, answer: str, word: str
 ) -> None:
-    (tmp_path / "own_reward.py").write_text("def score(solution_str, **_):\n    return 1.0\n")
+    function = (
+        "def score(solution_str, ground_truth, **_):\n"
+        "    truth = ground_truth if isinstance(ground_truth, str) else ground_truth['answer']\n"
+        "    return truth in solution_str\n"
+    )
+    (tmp_path / "own_reward.py").write_text(function)
     rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
     rows[3]["reward_model"]["ground_truth"] = json.dumps({"answer": answer})
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent_loop.rewards import REWARDS, Reward, default_reward, reward_for
+from agent_loop.rewards import REWARDS, Reward, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
 from samplers.adaptive.profiles import choices_for, drawn_by_profile, profiles_for, row_ids_of
@@ -230,6 +230,29 @@ def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[
             row += batch.num_rows
 
 
+def sampled_rows(
+    config: Mapping[str, Any], most: int
+) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """source that takes part -> its first sound training rows, each with file and number."""
+    wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    columns = ["data_source", "agent_name", "prompt", "reward_model", "extra_info"]
+    for path in sound_files(files_at(config, "data.train_files")):
+        with pq.ParquetFile(path) as file:
+            first = 0
+            for batch in file.iter_batches(columns=columns, batch_size=BATCH_ROWS):
+                for number, source in enumerate(batch.column("data_source").to_pylist()):
+                    if source not in wanted or len(found.get(source, ())) == most:
+                        continue
+                    (row,) = batch.slice(number, 1).to_pylist()
+                    if prompt_problem(row["prompt"]) is None:
+                        found.setdefault(source, []).append((f"{path} row {first + number}", row))
+                if all(len(found.get(name, ())) == most for name in wanted):
+                    return found
+                first += batch.num_rows
+    return found
+
+
 def named_agents(path: str) -> list[tuple[str, str]]:
     """(source, agent) pairs that the rows of a good file name, in the order of the rows."""
     return _named_agents(path, os.stat(path).st_mtime_ns)
@@ -334,9 +357,7 @@ def _rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
     rewards: dict[str, Reward] = {}
     for name, source in sound_sources(config).items():
         with suppress(ValueError):
-            rewards[name] = reward_for(
-                source.reward or default_reward(name, source.kind), source.reward_options
-            )
+            rewards[name] = reward_for(source.reward_name(name), source.reward_options)
     return rewards
 
 

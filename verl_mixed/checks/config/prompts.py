@@ -18,8 +18,14 @@ from agent_loop.turns.react import instructions
 from agent_loop.turns.tags import fill_tags
 from agent_loop.turns.tool_messages import CannotContinue
 from config.lookup import at, files_at
-from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, template_of
-from verl_mixed.checks.config.data import batches, media_columns, prompt_problem, sound_files
+from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, template_names, template_of
+from verl_mixed.checks.config.data import (
+    batches,
+    media_columns,
+    prompt_problem,
+    sampled_rows,
+    sound_files,
+)
 from verl_mixed.checks.config.environments import start_of_source
 from verl_mixed.checks.config.modes import turn_agents
 from verl_mixed.checks.config.tools import (
@@ -63,7 +69,7 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
         return [
             f"{MODEL_KEY}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"
         ]
-    prompts, tokenizer = _Prompts(config), _tokenizer(config, path)
+    prompts, tokenizer = Prompts(config), _tokenizer(config, path)
     if tokenizer is None:
         return [
             f"{MODEL_KEY}={str(path)!r}: no tokenizer with a chat template there, and prompts are "
@@ -114,7 +120,7 @@ def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     path = _model(config)
     tokenizer = _tokenizer(config, path) if path is not None else None
     found: dict[str, str] = {}
-    prompts = _Prompts(config)
+    prompts = Prompts(config)
     for source, (agent, messages) in first_messages(config).items():
         try:
             found[source] = _shown(messages, tokenizer, prompts.schemas_of(source, agent))
@@ -125,30 +131,30 @@ def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
 
 def first_messages(config: Mapping[str, Any]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
     """source -> agent and messages of the first prompt of its training rows."""
-    prompts = _Prompts(config)
-    wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
+    prompts = Prompts(config)
     found: dict[str, tuple[str, list[dict[str, Any]]]] = {}
-    for file in sound_files(files_at(config, "data.train_files")):
-        for _, rows in batches(file, _COLUMNS):
-            for row in rows:
-                source = row["data_source"]
-                if source in wanted - found.keys() and prompt_problem(row["prompt"]) is None:
-                    messages = prompts.of(row)
-                    if isinstance(start := start_of_source(config, source), Start):
-                        messages = opening_of(messages, start.messages)
-                    found[source] = prompts.agent_of(row), messages
-            if found.keys() == wanted:
-                return found
+    for source, ((_, row), *_) in sampled_rows(config, 1).items():
+        messages = prompts.of(row)
+        if isinstance(start := start_of_source(config, source), Start):
+            messages = opening_of(messages, start.messages)
+        found[source] = prompts.agent_of(row), messages
     return found
 
 
 def is_unused_template(key: str, config: Mapping[str, Any]) -> bool:
     """Whether a key is in a template that no source of a run takes."""
     named = re.fullmatch(r"(?:mixed|data)\.prompts\.([^.]+)\..+", key)
-    sources = [source for source in sound_sources(config).values() if source.takes_part]
-    if named is None or any(source.prompt is None and source.agent is None for source in sources):
+    sources = {n: source for n, source in sound_sources(config).items() if source.takes_part}
+    if named is None or any(s.prompt is None and s.agent is None for s in sources.values()):
         return False  # rows name the agent, and the agent a template
-    return all((source.prompt or source.agent) != named[1] for source in sources)
+    return all(named[1] not in template_names(n, s, s.agent) for n, s in sources.items())
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content, which may have parts."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) for part in content)
 
 
 def _shown(
@@ -196,7 +202,7 @@ class _Refused(ValueError):
     """The chat template cannot render these messages; the text has the reason."""
 
 
-class _Prompts:
+class Prompts:
     """The messages that the run makes from a row's messages."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -238,6 +244,10 @@ class _Prompts:
         pair = source, agent
         return [spec.schema for spec in self._specs[pair]] if pair in self._native else []
 
+    def has_tools(self, source: str, agent: str) -> bool:
+        """Whether an agent can call a tool."""
+        return agent != "single_turn_agent" and bool(self._specs.get((source, agent), [True]))
+
     def agent_of(self, row: Mapping[str, Any]) -> str:
         source = self.sources.get(row["data_source"])
         return (source and source.agent) or row["agent_name"]
@@ -247,20 +257,20 @@ class _Prompts:
         messages, agent = row["prompt"], self.agent_of(row)
         source = self.sources.get(row["data_source"])
         if source is not None and self.tools is not None:
-            template = template_of(source, agent, self.library)
+            template = template_of(row["data_source"], source, agent, self.library)
             messages = prompt_of(messages, template, self.tools, source.system_prompt)
         return with_system_text(messages, after=self.system_text(row["data_source"], agent))
 
     def have_system(self, source: str) -> bool:
         """Whether the run adds a system message before this source's rows."""
         own = self.sources[source]
-        template = template_of(own, own.agent, self.library)
+        template = template_of(source, own, own.agent, self.library)
         agents = self.agents.get(source) or [own.agent or ""]
         of_agents = any(self.system_text(source, agent) for agent in agents)
         return bool(own.system_prompt or template.system or of_agents)
 
 
-def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
+def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: Prompts) -> Iterator[str]:
     """Files with prompts that are too long, or that the model's chat template refuses.
 
     verl would drop long prompts, but the mixture plan needs every row.
@@ -302,7 +312,7 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
 
 
 def _template_problems(
-    config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts
+    config: Mapping[str, Any], tokenizer: Any, prompts: Prompts
 ) -> Iterator[str]:
     """Messages of the loops that the model's chat template refuses."""
     common = at(config, "mixed.turns.observation_style")
@@ -328,7 +338,7 @@ def _template_problems(
                 )
 
 
-def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
+def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: Prompts) -> Iterator[str]:
     """Sources with native tool calls whose format or chat template does not allow them."""
     for name, agent in native_agents(config):
         schemas = prompts.schemas_of(name, agent)
@@ -337,7 +347,7 @@ def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts)
 
 
 def _environment_problems(
-    config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts
+    config: Mapping[str, Any], tokenizer: Any, prompts: Prompts
 ) -> Iterator[str]:
     """Environments whose first messages do not fit, or whose conversations the template cannot
     continue."""

@@ -5,10 +5,10 @@ from fractions import Fraction
 from typing import Any
 
 from agent_loop.calls.limiter import rate_of
-from agent_loop.rewards import default_reward, reward_for
+from agent_loop.rewards import reward_for
 from agent_loop.rewards.terms import free_length
 from config.lookup import at
-from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
+from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, default_reward
 from samplers.adaptive.controller import MILLION, Policy
 from samplers.adaptive.profiles import draws_by_profile
 from samplers.apportionment import exact_shares

@@ -349,9 +349,9 @@ def _reads_tags(config: Mapping[str, Any]) -> bool:
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     if mixed is None or _has_agents(config, "ours", "others"):
         return True
-    sources = [mixed.sources[name] for name in mixed.ratios]
-    texts = [str(template_of(source, source.agent, mixed.prompts)) for source in sources]
-    texts += [str(source.system_prompt) for source in sources]
+    sources = {name: mixed.sources[name] for name in mixed.ratios}
+    texts = [str(template_of(n, s, s.agent, mixed.prompts)) for n, s in sources.items()]
+    texts += [str(source.system_prompt) for source in sources.values()]
     texts += [str(loop.get("system_prompt")) for loop in (agent_loops(config)[0] or {}).values()]
     return any(f"{{{name}}}" in text for text in texts for name in _LOOPS_TAGS)
 

@@ -314,7 +314,7 @@ def _tool_load(
     mixed: MixedConfig,
 ) -> ToolLoad:
     # not at the top: the plan of a recipe of verl's needs the core only, and rewards need more
-    from agent_loop.rewards import default_reward, runs_programs
+    from agent_loop.rewards import runs_programs
 
     names = plan.sources
     trajectories = np.array([n_of[name] for name in names])
@@ -342,10 +342,6 @@ def _tool_load(
         timeout_s=tools.timeout,
         carries=not limited or waits_s <= tools.timeout,
         rewards_that_call=tuple(
-            name
-            for name in names
-            if runs_programs(
-                mixed.sources[name].reward or default_reward(name, mixed.sources[name].kind)
-            )
+            name for name in names if runs_programs(mixed.sources[name].reward_name(name))
         ),
     )
