@@ -28,6 +28,7 @@ from agent_loop.records.trajectory_record import (
     to_columns,
 )
 from agent_loop.rewards.judging import judge
+from agent_loop.rewards.number import WANTED, reward_number, shown
 from agent_loop.row import Row
 from agent_loop.toolbox.own import CodeRunner
 from agent_loop.training.verl_adapters.engine_client import (
@@ -440,6 +441,7 @@ async def judged_outputs(
     Raises:
         RuntimeError: the loop's own code raised, in a recipe of verl's own. verl then fails the
             group, because nobody there stops a run whose sessions are all lost.
+        ValueError: the loop's score is no reward (`reward_number`), in a recipe of verl's own.
     """
     source, last = row.source, rollouts[-1]
     if (lost := next((each for each in rollouts if each.is_lost), None)) is not None:
@@ -447,6 +449,10 @@ async def judged_outputs(
     parts: dict[str, Any] = last.verdict or {}
     if settings.judges:
         parts = await judge(last, row, settings, tools, rollouts[:-1])
+    elif parts:
+        parts = {**parts, "score": reward_number(given := parts.get("score"))}
+        if parts["score"] is None:
+            raise ValueError(f"the loop of source={source} set score={shown(given)}: want {WANTED}")
     on_truncated = settings.on_truncated_of(source)
     is_masked = on_truncated == "mask" and last.stop_reason in TRUNCATED
     if last.loop_error is not None:

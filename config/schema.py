@@ -95,7 +95,7 @@ def _refuse_unknown_tags(text: str) -> None:
 class FormatTermConfig(Section):
     """A reward term: 1 if an answer was given in the required format, else 0."""
 
-    weight: float = Field(0.1, allow_inf_nan=False)
+    weight: float = Field(0.1, ge=-1e9, le=1e9)
     """Added to the score, multiplied by the term."""
 
 
@@ -103,7 +103,7 @@ class LengthTermConfig(Section):
     """A reward term for the length: 0 up to `free` tokens, falling to -1 at `limit` (DAPO, Yu et
     al. 2025, eq. 13). Tool results count, because they use the room of the response too."""
 
-    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+    weight: float = Field(1.0, ge=0, le=1e9)
     """Factor of the term before it is added to the score."""
 
     free: int | None = Field(default=None, ge=0)

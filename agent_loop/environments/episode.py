@@ -14,22 +14,19 @@ Each method may be async. `step` gets the text of the model's message; if the en
 and `info`, whose numbers become parts of the reward. `InvalidAction` is the model's mistake: the
 model reads its text, and the episode goes on.
 
-This module also runs in the interpreters of other environments, so it imports nothing else.
+This module also runs in the interpreters of other environments, so it
+imports nothing but `rewards.number`, which needs no more than it does.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Protocol
+
+from agent_loop.rewards.number import WANTED, reward_number, shown
 
 MAX_OBSERVATION_BYTES = 1 << 20
 """Bytes of one observation, and of the messages of a reset; an environment that says more is at
 fault, because it would fill the memory of the worker."""
-
-
-MAX_REWARD = 1e9
-"""Largest absolute value of a step's reward, because rewards are trained in single precision."""
 
 MAX_INFO = 64
 """Most numbers in `info`; each becomes a metric."""
@@ -103,14 +100,13 @@ def start_of(value: Any, tools: Any = None) -> Start:
         )
     ):
         raise InvalidAnswer(
-            f"reset returned {_shown(value)}: want a text, or a list of {{role, content}} with "
-            "texts"
+            f"reset returned {shown(value)}: want a text, or a list of {{role, content}} with texts"
         )
     _bounded("reset", *(each["content"] for each in messages))
     if tools is not None and not (
         isinstance(tools, Sequence) and all(isinstance(tool, Mapping) for tool in tools)
     ):
-        raise InvalidAnswer(f"tools={_shown(tools)}: want a list of JSON schemas of functions")
+        raise InvalidAnswer(f"tools={shown(tools)}: want a list of JSON schemas of functions")
     return Start(
         messages=[
             {"role": each["role"], "content": whole_text(each["content"])} for each in messages
@@ -123,8 +119,8 @@ def step_of(value: Any) -> Step:
     """What `step` returned, as a tuple of 3 (or of gymnasium's 5) or as a mapping.
 
     Raises:
-        InvalidAnswer: no observation, a reward that is no finite number, a `done` that is neither
-            true nor false, or too large.
+        InvalidAnswer: no observation, a reward that is none (`reward_number`), a `done` that is
+            neither true nor false, or too large.
     """
     if isinstance(value, Step):
         value = {name: getattr(value, name) for name in ("observation", "reward", "done", "info")}
@@ -138,28 +134,25 @@ def step_of(value: Any) -> Step:
         value["done"] = bool(terminated) or bool(truncated)
     if not isinstance(value, Mapping) or not isinstance(value.get("observation"), str):
         raise InvalidAnswer(
-            f"step returned {_shown(value)}: want (observation, reward, done) with a text as "
+            f"step returned {shown(value)}: want (observation, reward, done) with a text as "
             "observation, or a dict with these keys"
         )
     reward, done = value.get("reward", 0.0), value.get("done", False)
-    number = _number(0.0 if reward is None else reward)
-    if number is None:
-        raise InvalidAnswer(f"step returned reward={_shown(reward)}: want a finite number")
-    if abs(number) > MAX_REWARD:
-        raise InvalidAnswer(f"step returned reward={number:g}: the largest is {MAX_REWARD:g}")
+    if (number := reward_number(reward)) is None:
+        raise InvalidAnswer(f"step returned reward={shown(reward)}: want {WANTED}")
     if not _is_truth(done):
-        raise InvalidAnswer(f"step returned done={_shown(done)}: want true or false")
+        raise InvalidAnswer(f"step returned done={shown(done)}: want true or false")
     info = value.get("info")
     named = info if isinstance(info, Mapping) else {}
     if len(named) > MAX_INFO:
         raise InvalidAnswer(f"step returned {len(named)} entries of info: the most is {MAX_INFO}")
-    numbers = {whole_text(str(name))[:64]: _number(own) for name, own in named.items()}
+    numbers = {whole_text(str(name))[:64]: reward_number(own) for name, own in named.items()}
     _bounded("step", value["observation"])
     return Step(
         observation=whole_text(value["observation"]),
         reward=number,
         done=bool(done),
-        info={n: own for n, own in numbers.items() if own is not None and abs(own) <= MAX_REWARD},
+        info={n: own for n, own in numbers.items() if own is not None},
     )
 
 
@@ -173,19 +166,6 @@ def _is_truth(value: Any) -> bool:
     return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
 
 
-def _number(value: Any) -> float | None:
-    """A finite number, also of numpy; None for anything else."""
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
-        value = value.item()
-    if not isinstance(value, Real):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _bounded(method: str, *texts: str) -> None:
     size = sum(len(text.encode(errors="replace")) for text in texts)
     if size > MAX_OBSERVATION_BYTES:
@@ -193,7 +173,3 @@ def _bounded(method: str, *texts: str) -> None:
             f"{method} returned a text of {size} bytes: the most is {MAX_OBSERVATION_BYTES >> 20} "
             "MiB"
         )
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.200}"

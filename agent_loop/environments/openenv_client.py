@@ -134,6 +134,7 @@ class OpenEnv:
             mode="simulation",
         )
         self.tools: list[dict[str, Any]] = []
+        self._is_rewarded = False
 
     async def reset(self, row: Mapping[str, Any]) -> str:
         """Connect, and begin the episode of the row's seed."""
@@ -159,9 +160,14 @@ class OpenEnv:
         payload = self._payload(action)
         result = await self._answer(self._client.step(payload), action=payload)
         _accepted.add(self._template)
+        # OpenEnv's None is a step without a reward. An episode that ends without any is a fault.
+        reward: Any = result.reward
+        self._is_rewarded |= reward is not None
+        if reward is None and (self._is_rewarded or not result.done):
+            reward = 0.0
         return Step(
             observation=self._shown(result.observation),
-            reward=float(result.reward or 0.0),
+            reward=reward,  # pyright: ignore[reportArgumentType] `step_of` refuses None
             done=bool(result.done),
         )
 

@@ -27,6 +27,7 @@ from agent_loop.environments.backends import (
     ProcessBackend,
 )
 from agent_loop.environments.episode import InvalidAnswer, Start, Step, start_of, step_of
+from agent_loop.rewards.number import WANTED, reward_number
 from agent_loop.row import Row
 from config.compat import timeout
 from config.environments import EnvironmentEntry
@@ -159,6 +160,10 @@ class Episode:
         """As `EnvironmentProvider.step`."""
         step, result = await self._provider.step(self._client, self._session, action)
         self.rewards.append(step.reward)
+        if reward_number(self.reward) is None:
+            raise self._provider._broken(
+                InvalidAnswer(f"the rewards of its steps sum to {self.reward:g}: want {WANTED}")
+            )
         self.is_over, self.info = step.done, step.info or self.info
         return step, result
 

@@ -69,7 +69,7 @@ class TextArenaGame:
         if not done:
             return Step(observation=said)
         rewards, about = self._env.close()
-        reward = float((rewards or {}).get(PLAYER, 0.0))
+        reward: Any = (rewards or {}).get(PLAYER)  # None: `step_of` refuses it
         reason = str(about.get(PLAYER, {}).get("reason") or "")
         is_invalid = float(bool(about.get(PLAYER, {}).get("invalid_move")))
         return Step(

@@ -7,7 +7,6 @@ sequence has as many tokens as the response of any other agent. No verl, no HTTP
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
@@ -25,6 +24,7 @@ from agent_loop.gateway.wire import (
     WireError,
 )
 from agent_loop.records.trajectory_record import Call, StopReason, Turn
+from agent_loop.rewards.number import WANTED, reward_number, shown
 from agent_loop.turns.call_formats import CallFormat, CallMistake
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.native import prompt_opens_thought
@@ -394,17 +394,20 @@ class Session:
         """Take the answer or the reward of the agent.
 
         Raises:
-            WireError: it is neither a text nor a finite number.
+            WireError: the answer is no text, or the reward is none (`reward_number`).
         """
         answer, reward = said.get("answer"), said.get("reward")
-        if isinstance(reward, bool) or not isinstance(reward, int | float | None):
-            reward = math.nan
-        if (answer is None and reward is None) or not (
-            isinstance(answer, str | None) and (reward is None or math.isfinite(reward))
+        number = reward_number(reward)
+        if (
+            (answer is None and reward is None)
+            or not isinstance(answer, str | None)
+            or (number is None and reward is not None)
         ):
-            raise WireError('want {"answer": a text}, or {"reward": a finite number}, or both')
+            raise WireError(
+                f'got {shown(said)}: want {{"answer": a text}}, or {{"reward": {WANTED}}}, or both'
+            )
         self.answer = self.answer if answer is None else answer
-        self.reward = self.reward if reward is None else float(reward)
+        self.reward = self.reward if number is None else number
 
 
 def _message_of(reply: ModelReply) -> dict[str, Any]:

@@ -9,16 +9,15 @@ calls of tools are awaited.
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, Reward
+from agent_loop.rewards.number import WANTED, reward_number, shown
 from samplers.module_file import module_of
 from tool_server.wire.protocol import Fault, ToolBackend
 
@@ -171,25 +170,14 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 def _parts(name: str, value: Any, attempt: Attempt) -> dict[str, float]:
     returned = value if isinstance(value, Mapping) else {"score": value}
-    numbers = {str(part): _number(given) for part, given in returned.items()}
+    numbers = {str(part): reward_number(given) for part, given in returned.items()}
     score = numbers.get("score")
     if score is None:
         raise ValueError(
-            f"reward {name} returned {value!r:.200}: a finite number is needed, or a dict with one "
-            "as `score`"
+            f"reward {name} returned {shown(value)}: want {WANTED}, or a dict with one as `score`"
         )
     return {
         "acc": float(score >= 1),
         "format": float(attempt.answer is not None),
         **{part: number for part, number in numbers.items() if number is not None},
     }
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, also from an array or tensor of one element; None for anything else."""
-    try:
-        value = value.item() if hasattr(value, "item") else value
-        number = float(value) if isinstance(value, Real) else math.nan
-    except (ValueError, RuntimeError, OverflowError):  # several elements, or too large for a float
-        return None
-    return number if math.isfinite(number) else None

@@ -17,7 +17,6 @@ that is filled into the rubric is quoted data:
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from jsonschema.validators import validator_for
 from referencing.exceptions import Unresolvable
 
 from agent_loop.json_schemas import OFFLINE
+from agent_loop.rewards.number import reward_number
 from tool_server.wire.responses import replace_surrogates
 
 FIELDS = ("question", "answer", "reference", "response")
@@ -203,8 +203,7 @@ class Rubric:
             answer = json.loads(said)
             validator_for(self.schema)(self.schema, registry=OFFLINE).validate(answer)
             given = answer[self.field]
-            is_number = isinstance(given, int | float) and not isinstance(given, bool)
-            return float(given) if is_number and math.isfinite(given) else None
+            return None if isinstance(given, bool) else reward_number(given)  # true: not on a scale
         except (
             ArithmeticError,
             LookupError,

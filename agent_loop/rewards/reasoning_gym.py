@@ -1,10 +1,10 @@
 """The reward of reasoning-gym's tasks: each task's own scorer, in killable processes."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
+from agent_loop.rewards.number import reward_number
 from agent_loop.rewards.reasoning_process import judged, prepare, scorer_and_entry
 from agent_loop.rewards.scoring import Scorer
 from samplers.rows.made_records import installed_version
@@ -48,9 +48,9 @@ class ReasoningReward:
             ) from error
         if found is None:
             return verdict(0.0) | own | {"timeout": 1.0}
-        if not math.isfinite(found):
+        if (score := reward_number(found)) is None:
             return verdict(0.0) | own | {"scorer_error": 1.0}
-        return verdict(found, acc=float(found >= 1.0)) | own
+        return verdict(score, acc=float(score >= 1.0)) | own
 
     def truth_problem(self, ground_truth: Any) -> str | None:
         task = ground_truth.get("task") if isinstance(ground_truth, dict) else None

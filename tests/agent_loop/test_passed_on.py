@@ -412,7 +412,8 @@ class Wider(AgentLoopOutput):
     [
         ({"extra_fields": {"mixed": {}}}, "has mixed: the trainer has values of its own"),
         ({"extra_fields": {"session": threading.Lock()}}, "extra_fields.session of a loop of"),
-        ({"reward_score": float("nan")}, "a finite number is needed"),
+        ({"reward_score": float("nan")}, "want a finite number"),
+        ({"reward_score": 1e39}, "want a finite number"),
         ({"tree": 1}, "has tree: verl's batch takes no such field"),
     ],
 )

@@ -40,6 +40,8 @@ AGENTS = f"""
 - {{name: native, _target_: agent_loop.native_agent_loop.NativeAgentLoop, tool_names: [calculate]}}
 - {{name: twice, _target_: {__name__}.Twice}}
 - {{name: broken, _target_: {__name__}.Broken}}
+- {{name: pays_much, _target_: {__name__}.Pays, score: 1e39}}
+- {{name: pays, _target_: {__name__}.Pays, score: 1}}
 """
 CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*7"}}</tool_call>'
 ANSWER = "<answer>42</answer>"
@@ -54,6 +56,19 @@ class Twice(CodeExecutionAgentLoop):
 
     async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
         return [await self.converse(list(messages)), await self.converse(list(messages))]
+
+
+class Pays(CodeExecutionAgentLoop):
+    """Has a reward of its own."""
+
+    def __init__(self, *args: Any, score: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.score = score
+
+    async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
+        rollout = await self.converse(messages)
+        rollout.verdict = {"score": self.score}
+        return [rollout]
 
 
 class Broken(CodeExecutionAgentLoop):
@@ -227,6 +242,17 @@ async def test_an_error_in_the_code_of_a_loop_fails_its_group(model, tmp_path, m
     name = "actor_rollout_ref.rollout.agent.default_agent_loop=broken"
     rows, tags, _ = await rows_of(recipe(model, tmp_path, name), monkeypatch, ["<code>1</code>"])
     assert (rows, tags["3f0c-1"]) == ({}, {"status": "failure"})
+
+
+async def test_a_loops_own_reward_is_refused_if_it_is_none(model, tmp_path, monkeypatch, caplog):
+    name = "actor_rollout_ref.rollout.agent.default_agent_loop=pays"
+    rows, _, _ = await rows_of(recipe(model, tmp_path, name), monkeypatch, [ANSWER])
+    assert rows["3f0c-1_0_0"]["rm_scores"].sum() == 1
+    with caplog.at_level("ERROR"):
+        much = recipe(model, tmp_path, f"{name}_much")
+        rows, tags, _ = await rows_of(much, monkeypatch, [ANSWER])
+    assert (rows, tags["3f0c-1"]) == ({}, {"status": "failure"})
+    assert "set score=1e+39: want a finite number" in caplog.text
 
 
 async def test_all_rows_of_a_session_have_the_reward_of_its_last(model, tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ FAULTS: dict[str, str] = {
     "lies": "done='yes': want true or false",
     "numbers": "want (observation, reward, done) with a text as observation",
     "floods": "the most is 1 MiB",
-    "is huge": "the largest is 1e+09",
+    "is huge": "reward=1e+39: want a finite number",
+    "no reward": "reward=None: want a finite number",
     "tells too much": "100 entries of info: the most is 64",
 }
 """Mode of `Guess` -> what its fault says."""
@@ -72,6 +73,8 @@ _ACTS = {
     "numbers": lambda: (1, 0.0, False),
     "floods": lambda: ("x" * (2 << 20), 0.0, False),
     "is huge": lambda: ("x", 1e39, False),
+    "no reward": lambda: ("x", None, False),
+    "sums up": lambda: ("x", 6e8, False),
     "tells too much": lambda: ("x", 0.0, False, False, dict.fromkeys(map(str, range(100)), 1.0)),
     "half a character": lambda: ("caf\ud83d", 1.0, True),
     "names the score": lambda: {

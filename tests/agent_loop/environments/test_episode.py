@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from agent_loop.environments.episode import (
     MAX_OBSERVATION_BYTES,
-    MAX_REWARD,
     InvalidAnswer,
     Step,
     start_of,
     step_of,
 )
+from agent_loop.rewards.number import MAX_REWARD
 
 NUMBERS = st.floats() | st.integers(-(10**400), 10**400) | st.booleans()
 JSON = st.recursive(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_loop.environments.episode import InvalidAction
+from agent_loop.environments.episode import InvalidAction, InvalidAnswer, step_of
 from agent_loop.environments.instances import class_of
 from config.environments import ADAPTERS
 from tool_server.wire.protocol import Again, ToolUnavailable
@@ -72,6 +72,24 @@ async def test_all_fields_of_an_observation_are_json(client: Any):
     assert await env.reset(ROW) == '{"é": 1}'
     step = await env.step('{"a": 1}')
     assert (step.observation, step.reward) == ('{"n": [2]}', 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "summed"), [([None, 0.5], 0.5), ([0.5, None], 0.5), ([None, None], None)]
+)
+async def test_an_episode_has_a_reward_when_one_of_its_steps_has(
+    client: Any, rewards: list[Any], summed: float | None
+):
+    first, last = rewards
+    scripted(({},), ({"n": 1}, first, False), ({"n": 2}, last, True))
+    env = client(URL, {"message": "{text}"})
+    await env.reset(ROW)
+    steps = [await env.step("a"), await env.step("b")]
+    if summed is None:
+        with pytest.raises(InvalidAnswer, match="reward=None"):
+            step_of(steps[-1])
+    else:
+        assert sum(step_of(step).reward for step in steps) == summed
 
 
 async def test_tools_are_listed_and_called(client: Any):

@@ -61,6 +61,19 @@ async def test_the_last_reward_may_be_the_trajectorys(client: ToolClient):
     assert episode.reward == 1.0
 
 
+async def test_the_sum_of_the_rewards_keeps_their_bound(client: ToolClient):
+    provider = provider_for(client, "loop", "", options={"mode": "sums up"})
+    episode = await provider.begin(client, ROW)
+    await episode.step("5")
+    with pytest.raises(ToolUnavailable, match=r"steps sum to 1\.2e\+09: want a finite number"):
+        await episode.step("5")
+    last = provider_for(client, "loop", "", options={"mode": "sums up"}, reward="last")
+    episode = await last.begin(client, ROW)
+    await episode.step("5")
+    await episode.step("5")
+    assert episode.reward == 6e8
+
+
 @WHERE
 @pytest.mark.parametrize("mode", [*FAULTS, *HARD_FAULTS, "no start", "fails at once"])
 async def test_an_environment_that_fails_is_a_fault(

@@ -380,6 +380,8 @@ def test_what_cannot_be_answered_is_refused_by_name_and_costs_no_turn(
         ({"answer": "4"}, "4", None),
         ({"reward": 0.5}, None, 0.5),
         ({"answer": "4", "reward": 1}, "4", 1.0),
+        ({"answer": "4", "reward": None}, "4", None),
+        ({"reward": True}, None, 1.0),
     ],
 )
 def test_an_agent_says_its_answer_or_its_own_reward(said: Any, answer: Any, reward: Any):
@@ -389,7 +391,11 @@ def test_an_agent_says_its_answer_or_its_own_reward(said: Any, answer: Any, rewa
 
 
 @pytest.mark.parametrize(
-    "said", [{}, {"answer": 4}, {"reward": "1"}, {"reward": True}, {"reward": float("nan")}]
+    "said",
+    [
+        *[{}, {"answer": None, "reward": None}, {"answer": 4}, {"answer": 4, "reward": 1}],
+        *[{"reward": "1"}, {"answer": "4", "reward": float("nan")}, {"reward": 1e39}],
+    ],
 )
 def test_a_verdict_that_is_none_is_refused(said: Any):
     with pytest.raises(WireError, match="want"):
