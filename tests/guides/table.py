@@ -66,10 +66,32 @@ TOOLS = {
     "tutorial 6, quick_start.py": ("react_agent", []),
 }
 
+DEFAULTS: Mapping[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 1.0,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.kl_ctrl.target_kl": 0.1,
+    "algorithm.kl_ctrl.horizon": 10000,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+    "trainer.val_before_train": True,
+    "trainer.critic_warmup": 0,
+    f"{ACTOR}.use_kl_loss": True,
+    f"{ACTOR}.entropy_coeff": 0.001,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+}
+"""Key -> the default that the training guide names. `agent.use_agent` has no other value here."""
+
 OPTIONS: tuple[tuple[str, str, Any], ...] = (
-    # the training guide's lists of options: (typed, key of the resolved config, its value)
+    # the training guide's lists of options: (typed, key of the resolved config, its value); not
+    # with the default that the guide names, which leaving the key out gives too (DEFAULTS)
     ("agent.use_agent=True", NOTHING, True),
-    ("agent.init_args.model_name_or_path=a/b", "actor_rollout_ref.model.path", "a/b"),
+    ("agent.init_args.model_name_or_path=c/d", "actor_rollout_ref.model.path", "c/d"),
     ("agent.init_args.template=qwen2.5", NOTHING, "qwen2.5"),
     ("agent.init_args.template=qwen2.5-vl", NOTHING, "qwen2.5-vl"),
     ("agent.init_args.agent_type=hf", f"{SOURCE}.agent", "native_agent"),
