@@ -22,9 +22,7 @@ OTHERS: list[dict[str, Any]] = [
     {"question": f"What is {n} * 7?", "answer": str(7 * n)} for n in range(100, 104)
 ]
 CODE: list[dict[str, Any]] = [
-    {"question": f"Read n and print n + {n}.", "answer": str(n), **tests}
-    for n in range(8)
-    for tests in [{"input_output": {"inputs": ["1\n"], "outputs": [f"{n + 1}\n"]}}]
+    {"question": f"Write a program that prints {n} + {n}.", "answer": str(2 * n)} for n in range(8)
 ]
 
 FILES: Mapping[str, list[dict[str, Any]]] = {
@@ -37,7 +35,7 @@ FILES: Mapping[str, list[dict[str, Any]]] = {
     "data/rlhf/qa/train_random_8000.json": [*QA],
     "data/rlhf/qa/dev_random_500.json": [*OTHERS],
     "data/rlhf/code/train.json": CODE,
-    "data/rlhf/code/val.json": [{**CODE[0], "question": "Read n and print it."}],
+    "data/rlhf/code/val.json": [{"question": "Write a program that prints 100.", "answer": "100"}],
 }
 
 GPU = {"PROFILE": "gpu", "SERPER_API_KEY": "not a key"}

@@ -71,13 +71,26 @@ def test_each_word_of_a_command_reaches_the_run(planned: Planned, command: str, 
     assert_sets(planned, COMMANDS[command], key, convert(plain(override.value())), word)
 
 
+LACKS = {"training guide, code": "ground_truth needs the lists `inputs` and `outputs`"}
+"""Command -> what rows in the guide's format (question, answer) lack: `code_reward` runs tests."""
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_accepted_as_a_whole(planned: Planned, command: str) -> None:
     plan, _ = planned(COMMANDS[command])
+    problems = plan.problems(machine=False)
 
-    assert plan.problems(machine=False) == []
+    # one sentence for each file of rows
+    assert all(LACKS.get(command, "a problem") in problem for problem in problems), problems
+    assert len(problems) == (2 if command in LACKS else 0)
     (train,) = (word for word in shlex.split(COMMANDS[command]) if word.startswith("data.train_f"))
     assert Path(train.partition("=")[2]).stem in files_at(plan.config, "data.train_files")[0]
+
+
+def test_the_code_agent_takes_the_guides_rows_with_a_reward_that_compares(planned: Planned) -> None:
+    plan, _ = planned(f"{COMMANDS['training guide, code']} agent.reward_name=exact_match_reward")
+
+    assert plan.problems(machine=False) == []
 
 
 @pytest.mark.parametrize(("command", "expected"), TOOLS.items())
@@ -125,12 +138,24 @@ def commands_of(options: Sequence[str]) -> dict[str, str]:
     return found
 
 
+TRIED: dict[str, list[Any]] = {}
+for _, _key, _value in [*OPTIONS, *PAIRS]:
+    TRIED.setdefault(_key, []).append(_value)
 COMMAND_OF = commands_of([typed for typed, _, _ in [*OPTIONS, *PAIRS]])
 
 
 @pytest.mark.parametrize(("typed", "key", "value"), [*OPTIONS, *PAIRS])
 def test_each_option_reaches_the_run(planned: Planned, typed: str, key: str, value: Any) -> None:
     assert_sets(planned, COMMAND_OF[typed], key, value, shlex.split(typed)[-1])
+
+
+@pytest.mark.parametrize("key", TRIED.keys() - {NOTHING})
+def test_each_key_is_tried_with_a_value_that_is_not_there_without_it(
+    planned: Planned, key: str
+) -> None:
+    plan, _ = planned(WITH_DATA)
+
+    assert any(at(plan.config, key) != value for value in TRIED[key])
 
 
 @pytest.mark.parametrize(("typed", "word"), REFUSED)

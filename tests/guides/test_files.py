@@ -1,5 +1,7 @@
 """Tutorial 6's config files and its script with flags, as typed: each key reaches the run."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from config.lookup import at, flatten
 from tests.guides.conftest import GPU
@@ -223,7 +226,51 @@ FLAGS = (
     (["training_config.yaml", "--dry-run"], "dry run: nothing was started or written"),
     (["training_config.yaml", "--validate-only"], "train_batch_size: 64"),
     (["--config", "training_config.yaml", "--dry-run"], "runs/advanced"),
+    (["--dry-run", "training_config.yaml", "trainer.save_freq=7"], "trainer.save_freq=7"),
+    (["--validate-only", "trainer.save_freq=7", "training_config.yaml"], "save_freq: 7"),
+    (["trainer.save_freq=7", "--dry-run", "--config", "training_config.yaml"], "runs/advanced"),
+    pytest.param(
+        ["training_config.yaml", "--dry-run", "trainer.save_freq=7"],
+        "trainer.save_freq=7",
+        marks=pytest.mark.xfail(raises=SystemExit, strict=True, reason="words after an option"),
+    ),
+    pytest.param(
+        ["trainer.save_freq=7", "--validate-only", "training_config.yaml"],
+        "save_freq: 7",
+        marks=pytest.mark.xfail(raises=SystemExit, strict=True, reason="words after an option"),
+    ),
 )
+
+
+@pytest.fixture
+def again(
+    folder: Path, plans: dict[str, tuple[Plan, str]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The run of training_config.yaml, which has trained a step."""
+    monkeypatch.chdir(folder)
+    run = folder / "runs" / "advanced"
+    (run / "checkpoints" / "global_step_1").mkdir(parents=True)
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    step = {"step": 1, "time": 1.0, "metrics": {"training/global_step": 1}}
+    (run / "metrics.jsonl").write_text(f"{json.dumps(step)}\n")
+    OmegaConf.save(plans["training_config"][0].config, run / "config.yaml")
+    yield run
+    shutil.rmtree(folder / "runs")
+
+
+def type_train(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What `verl-mixed train` prints, all of it but the machine's lack of GPUs."""
+    for name, value in GPU.items():
+        monkeypatch.setenv(name, value)
+
+    code = main(["train", *words])
+
+    screen = capsys.readouterr()
+    assert code == 2, "this machine has no 8 GPUs, which a start would refuse too"
+    assert "no problems" not in screen.err
+    return screen.out + screen.err
 
 
 @pytest.mark.parametrize(("words", "shows"), FLAGS)
@@ -235,12 +282,40 @@ def test_the_flags_of_the_training_script_are_here(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
-    for name, value in GPU.items():
-        monkeypatch.setenv(name, value)
 
-    code = main(["train", *words])
+    assert shows in type_train(words, monkeypatch, capsys)
 
-    screen = capsys.readouterr()
-    assert code == 2, "this machine has no 8 GPUs, which a start would refuse too"
-    assert shows in screen.out
-    assert "no problems" not in screen.err
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--validate-only",
+        pytest.param(
+            "--dry-run",
+            marks=pytest.mark.xfail(strict=True, reason="calls prepared files changed"),
+        ),
+    ],
+)
+def test_a_flag_looks_at_a_run_that_is_there_and_changes_nothing(
+    again: Path,
+    flag: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = {path: path.read_bytes() for path in again.rglob("*") if path.is_file()}
+
+    said = type_train([flag, "training_config.yaml"], monkeypatch, capsys)
+
+    assert "old value" not in said
+    assert {path: path.read_bytes() for path in again.rglob("*") if path.is_file()} == before
+
+
+def test_a_dry_run_of_a_run_that_is_there_names_what_was_changed(
+    again: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["training_config.yaml", "data.train_batch_size=32", "--dry-run"]
+
+    said = type_train(words, monkeypatch, capsys)
+
+    assert f"run          {Path('runs', again.name)} (1 of 200 steps seen" in said
+    assert "problem: data.train_batch_size: 64 -> 32" in said
