@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, Reward
-from agent_loop.rewards.number import WANTED, reward_number, shown
+from agent_loop.rewards.number import WANTED, finite_number, reward_number, shown
 from samplers.module_file import module_of
 from tool_server.wire.protocol import Fault, ToolBackend
 
@@ -170,8 +170,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 def _parts(name: str, value: Any, attempt: Attempt) -> dict[str, float]:
     returned = value if isinstance(value, Mapping) else {"score": value}
-    numbers = {str(part): reward_number(given) for part, given in returned.items()}
-    score = numbers.get("score")
+    numbers = {str(part): finite_number(given) for part, given in returned.items()}
+    score = reward_number(numbers.get("score"))
     if score is None:
         raise ValueError(
             f"reward {name} returned {shown(value)}: want {WANTED}, or a dict with one as `score`"

@@ -10,18 +10,24 @@ MAX_REWARD = 1e9
 WANTED = "a finite number from -1e9 to 1e9"
 
 
-def reward_number(value: Any) -> float | None:
-    """The value as a reward; None if it is none.
+def finite_number(value: Any) -> float | None:
+    """The value as a number; None if it is none.
 
-    A number is one, and a bool, which counts as 1 or 0. So is a scalar of numpy or torch, and an
-    array or tensor with one element. None, a text, a list, a complex number and NaN are none.
+    A bool counts as 1 or 0. A scalar of numpy or torch is a number, and so is an array or tensor
+    with one element. None, a text, a list, a complex number, NaN and infinity are none.
     """
     try:
         value = value.item() if hasattr(value, "item") else value
         number = float(value) if isinstance(value, Real) else math.nan
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
         return None
-    return number if abs(number) <= MAX_REWARD else None
+    return number if math.isfinite(number) else None
+
+
+def reward_number(value: Any) -> float | None:
+    """The value as a reward: a `finite_number` within the bound; None if it is none."""
+    number = finite_number(value)
+    return number if number is not None and abs(number) <= MAX_REWARD else None
 
 
 def shown(value: Any) -> str:

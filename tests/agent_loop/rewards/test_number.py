@@ -118,6 +118,13 @@ def test_every_way_refuses_the_same_values_and_says_the_rule(way: Any) -> None:
             way(value)
 
 
+async def test_a_part_may_be_a_number_that_is_no_reward() -> None:
+    returned = {"score": 1, "time": 1.7e9, "none": float("inf")}
+    reward = CustomReward(name="own.py:score", function=lambda **_: returned)
+    parts = await reward.judge(ATTEMPT, None)  # type: ignore[arg-type]
+    assert parts == {"score": 1.0, "acc": 1.0, "format": 1.0, "time": 1.7e9}
+
+
 def test_a_step_without_a_reward_adds_nothing() -> None:
     assert step_of({"observation": "seen"}).reward == 0.0
 
