@@ -18,6 +18,13 @@ from verl_mixed.launch.plan import Plan, make_plan
 QA: list[dict[str, Any]] = [
     {"question": f"What is {n} + {n}?", "answer": str(2 * n), "id": f"{n}"} for n in range(8)
 ]
+CONTEST: list[dict[str, Any]] = [
+    {"id": "0", "question": "The roots of $p$ add up to $n$. Determine $n$.", "answer": "n = 4"},
+    {"id": "1", "question": "How long is the chord $AB$?", "answer": "65"},
+    *QA[2:],
+]
+"""As the rows of the training example: some answers are no plain numbers."""
+
 OTHERS: list[dict[str, Any]] = [
     {"question": f"What is {n} * 7?", "answer": str(7 * n)} for n in range(100, 104)
 ]
@@ -26,7 +33,7 @@ CODE: list[dict[str, Any]] = [
 ]
 
 FILES: Mapping[str, list[dict[str, Any]]] = {
-    "data/train.json": [*QA],
+    "data/train.json": CONTEST,
     "data/val.json": [*OTHERS],
     "data/large_train.json": [*QA],
     "data/large_val.json": [*OTHERS],

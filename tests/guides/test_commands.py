@@ -25,6 +25,7 @@ from tests.guides.table import (
     TYPED_TAGS,
 )
 from tests.verl_mixed.conftest import REPO_ROOT
+from verl_mixed.checks.config.prompts import first_prompts
 from verl_mixed.run.compose import verl_folder
 from verl_mixed.run.sections import agent_loops
 
@@ -85,6 +86,26 @@ def test_a_command_is_accepted_as_a_whole(planned: Planned, command: str) -> Non
     assert len(problems) == (2 if command in LACKS else 0)
     (train,) = (word for word in shlex.split(COMMANDS[command]) if word.startswith("data.train_f"))
     assert Path(train.partition("=")[2]).stem in files_at(plan.config, "data.train_files")[0]
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in LACKS])
+def test_the_right_answers_earn_a_command_s_reward(planned: Planned, command: str) -> None:
+    plan, _ = planned(COMMANDS[command])
+    examples = plan.reward_examples()
+
+    assert len(examples) == 3
+    named = at(plan.config, "mixed.sources.json.reward") or "exact_match"
+    assert {each.reward for each in examples} == {named}
+    for each in examples:
+        assert each.score == 1 and each.wrong is not None and each.wrong < 1, each
+
+
+def test_the_code_agent_is_asked_for_what_its_reward_compares(planned: Planned) -> None:
+    plan, _ = planned(COMMANDS["training example"])
+    prompt = first_prompts(plan.config)["json"]
+
+    assert "write a Python program between <code>" in prompt
+    assert "Write the final answer alone" in prompt and "judged by tests" not in prompt
 
 
 def test_the_code_agent_takes_the_guides_rows_with_a_reward_that_compares(planned: Planned) -> None:
@@ -149,7 +170,7 @@ def test_each_option_reaches_the_run(planned: Planned, typed: str, key: str, val
     assert_sets(planned, COMMAND_OF[typed], key, value, shlex.split(typed)[-1])
 
 
-@pytest.mark.parametrize("key", TRIED.keys() - {NOTHING})
+@pytest.mark.parametrize("key", [key for key in TRIED if key != NOTHING])
 def test_each_key_is_tried_with_a_value_that_is_not_there_without_it(
     planned: Planned, key: str
 ) -> None:
