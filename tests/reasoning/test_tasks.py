@@ -19,6 +19,7 @@ from agent_loop.rewards.reasoning_process import EVALUATES, PARSES, judged
 from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.sources.reasoning_tasks import REFUSED, TaskOptions, dataset_of
 from samplers.rows.tagged_json import tagged, untagged
+from verl_mixed.checks.config.answer_forms import wrong_answers
 
 pytestmark = [
     *(pytest.mark.reasoning, pytest.mark.slow, pytest.mark.timeout(600)),
@@ -53,7 +54,7 @@ def score(function: Any, answer: Any, entry: Any) -> Any:
 
 
 def test_there_are_as_many_tasks_as_the_page_says() -> None:
-    assert len(TASKS) == 105
+    assert len(TASKS) == 104
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -145,6 +146,9 @@ def test_rows_are_made_and_their_own_answers_score_one(task: str) -> None:
             judged = await reward.judge(Attempt(answer=answer, ground_truth=truth), None)  # type: ignore[arg-type]
             assert not judged["timeout"]
             found.append(judged["score"])
+            attempts = [Attempt(answer=w, ground_truth=truth) for w in wrong_answers(answer, [])]
+            others = [await reward.judge(attempt, None) for attempt in attempts]  # type: ignore[arg-type]
+            assert min(other["score"] for other in others) < 1.0
         return found
 
     scores = asyncio.run(judge())

@@ -22,6 +22,8 @@ OWN = ("seed", "size")
 
 REFUSED = {
     "composite": "it mixes other tasks and has none of its own; name those in tasks={...}",
+    "game_of_life_halting": "its scorer (reasoning-gym 0.1.25) gives 1 to any answer, because it "
+    "compares bool(answer) with the truth; take another task",
 }
 """Task -> why it is refused. All others make their items from the files of the package."""
 
