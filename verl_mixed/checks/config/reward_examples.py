@@ -404,7 +404,9 @@ class _Attempts:
         except TimeoutError as error:
             words = f"no verdict within {VERDICT_S:g} s"
             raise ToolUnavailable(words, tool=trial.reward.name) from error
-        except (RuntimeError, ValueError) as error:
+        except Fault:
+            raise
+        except Exception as error:  # a function of the user's may raise anything
             if isinstance(error.__cause__, OSError) or trial.reward.name in REWARDS:
                 raise ToolUnavailable(f"{error}", tool=trial.reward.name) from error
             raise _Raised(str(error)) from error
