@@ -20,13 +20,14 @@ HELP = Help(
 Starts the run that the config describes. If the run has a checkpoint, the same command resumes it
 from there. Config and data are checked first, and all mistakes are printed together.
 
-The config has five layers; a later layer wins:
+The config has six layers; a later layer wins:
   1. config/mixed_dataset_grpo.yaml
   2. the profile
-  3. the settings of run_mixed_training.sh, from the environment (PROFILE, EXPERIMENT_NAME,
+  3. the files of prompts and mixture (their sources and templates come before the profile)
+  4. the settings of run_mixed_training.sh, from the environment (PROFILE, EXPERIMENT_NAME,
      MODEL_PATH, TACO_RATIO, ...)
-  4. the files of --config
-  5. KEY=VALUE
+  5. the files of --config
+  6. KEY=VALUE
 
 --config takes AgentFly's agent_config.yaml and training_config.yaml: the sections agent, data,
 algorithm, training, hardware and monitoring, and the sections of the run config. The command

@@ -136,13 +136,17 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
     _refuse_engine_files(overrides)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-            given = _with_search_path(overrides)
+            search_path, others = _search_path_of(overrides)
+            given = [f"hydra.searchpath={search_path}", *others]
             config = compose(CONFIG_NAME, overrides=given, return_hydra_config=True)
+            choices = {group: name for group, name in config.hydra.runtime.choices.items() if name}
+            _keep_mixture(config, choices, given)
     except HydraException as error:
         if unknown := _unknown_keys(overrides):
             raise ConfigError(unknown) from error
         raise refused(error) from error
-    choices = {group: name for group, name in config.hydra.runtime.choices.items() if name}
+    if hidden := _hidden_files(search_path, choices):
+        raise ConfigError(hidden)
     with open_dict(config):
         del config["hydra"]
         # null drops a source of the mixture, as ~mixed.sources.<name> does
@@ -162,6 +166,50 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
     return config, choices
 
 
+_KEPT = {"sources", "prompts", "agent_loops"}
+"""Sections of `mixed` that only a profile of the user's sets; what it sets there stays."""
+
+
+def _keep_mixture(config: DictConfig, choices: Mapping[str, str], given: Sequence[str]) -> None:
+    """Let what the files of prompts and mixture set win over the profile; `given[0]` is the search
+    path.
+
+    The profile comes last, because a file can choose only files of groups before its own, as
+    profiles choose prompts.
+    """
+    chosen = {group: choices[group] for group in ("prompts", "mixture") if group in choices}
+    shipped = [CONFIG_DIR / group / f"{name}.yaml" for group, name in chosen.items()]
+    if all(file.is_file() and _KEPT.issuperset(OmegaConf.load(file)) for file in shipped):
+        return
+    chosen = {"model_engine": choices["model_engine"], **chosen}  # a mixture may have chosen it
+    groups = [f"+{group}={name}" for group, name in chosen.items()]
+    files = OmegaConf.to_container(compose(None, overrides=[given[0], *groups]), resolve=False)
+    composed = flatten(OmegaConf.to_container(config, resolve=False))
+    typed = [f"{override_key(override)}." for override in given]
+    for key, value in flatten(files).items():
+        if (
+            value not in (MISSING, composed.get(key))
+            and not key.startswith(tuple(f"mixed.{name}." for name in _KEPT))
+            and not any(f"{key}.".startswith(each) or each.startswith(f"{key}.") for each in typed)
+        ):
+            OmegaConf.update(config, key, value, force_add=True)
+
+
+def _hidden_files(search_path: Sequence[str], choices: Mapping[str, str]) -> list[str]:
+    """A sentence for each chosen file that a folder of the user's has too, where it is not read."""
+    chosen = [f"{CONFIG_NAME}.yaml", *(f"{group}/{name}.yaml" for group, name in choices.items())]
+    folders = [
+        Path(place.removeprefix("file://")) for place in search_path[:-1]
+    ]  # the last is verl's
+    return [
+        f"{own}: this project has a file of this name, which is read instead; rename yours"
+        for own, ours in (
+            (folder / name, CONFIG_DIR / name) for name in chosen for folder in folders
+        )
+        if own.is_file() and ours.is_file() and own.read_bytes() != ours.read_bytes()
+    ]
+
+
 def refused(error: Exception) -> ConfigError:
     """Hydra's error in one line: its message repeats the override, and its cause has the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -179,7 +227,8 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         key = override.partition("=")[0]
         below = [name for name in known if name.startswith(f"{key}.")]
-        if key != override_key(override) or key in known or below or is_group(key):
+        is_ours = key == override_key(override) and not key.startswith("hydra.")
+        if not is_ours or key in known or below or is_group(key):
             continue
         if (found := _of_a_source.match(key)) and found[1] in SourceConfig.model_fields:
             problems.append(f"{override}: no config file sets this key yet; write +{override}")
@@ -301,18 +350,16 @@ def _verls() -> Path:
     return verl_folder() / "trainer" / "config"
 
 
-def _with_search_path(overrides: Sequence[str]) -> list[str]:
-    """The overrides with all their search paths joined into one, which ends with verl's folder."""
-    key = "hydra.searchpath"
+def _search_path_of(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The folders of all overrides of Hydra's search path, and verl's; and the other overrides."""
     parser = OverridesParser.create()
     folders, others = list[str](), list[str]()
     for override in overrides:
-        if override.startswith(f"{key}="):
+        if override.startswith("hydra.searchpath="):
             folders += map(str, cast(list[Any], parser.parse_override(override).value()))
         else:
             others.append(override)
-    folders.append(f"file://{_verls()}")
-    return [f"{key}={folders}", *others]
+    return [*folders, f"file://{_verls()}"], others
 
 
 def unset_keys(config: Mapping[str, Any]) -> set[str]:

@@ -50,9 +50,106 @@ def test_verls_own_model_and_data_count_as_unset() -> None:
     ]
 
 
+def test_a_file_that_hydra_cannot_load_is_named_and_no_folder_of_the_users_called_unknown(
+    tmp_path: Path,
+) -> None:
+    search_path = own_file(tmp_path, "mixture/mine.yaml", "defaults: [nowhere]\n")
+
+    with pytest.raises(ConfigError, match="In 'mixture/mine': Could not load 'mixture/nowhere'"):
+        compose_config([search_path, "mixture=mine"])
+
+
 def test_an_unknown_key_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigError, match="tarin_batch_size"):
         compose_config(["data.tarin_batch_size=4"])
+
+
+OF_FILE = {
+    "controller": "worst",
+    "control": {"window": 2},
+    "unit": "trajectories",
+    "on_truncated": "mask",
+    "experiment": "of_file",  # profiles set it and the following too
+    "deadlines": {"turn_s": 5, "trajectory_s": 601},
+    "trajectory_sample": 7,
+    "turns": {"answer_reserve": 33, "max_observation_length": 44},
+    "max_probs_diff": None,
+}
+
+
+def own_file(folder: Path, name: str, text: str) -> str:
+    """Write a config file of the user's; returns the override that lets Hydra find it."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return f"hydra.searchpath=['file://{folder}']"
+
+
+@pytest.mark.parametrize("profile", ["laptop", "smollm", "gpu_async"])
+@pytest.mark.parametrize(
+    ("group", "base"), [("mixture", "three_sources"), ("prompts", "instructed")]
+)
+def test_what_a_file_of_mixture_or_prompts_sets_wins_over_main_file_and_profile(
+    tmp_path: Path, group: str, base: str, profile: str
+) -> None:
+    given = f"# @package mixed\ndefaults: [{base}]\n{OmegaConf.to_yaml(OF_FILE)}"
+    search_path = own_file(tmp_path, f"{group}/mine.yaml", given)
+
+    config = compose_config(
+        [search_path, f"{group}=mine", f"profile={profile}", "mixed.unit=prompts"]
+    )
+
+    assert config.mixed.unit == "prompts"  # the command line wins over the file
+    wanted = flatten(OF_FILE) | {"unit": "prompts"}
+    assert {key: at(config.mixed, key) for key in wanted} == wanted
+
+
+def test_a_mixture_of_the_whole_config_wins_over_main_file_and_profile(tmp_path: Path) -> None:
+    text = """\
+# @package _global_
+defaults: [three_sources, override /prompts: few_shot, override /model_engine: megatron]
+data: {train_batch_size: 40}
+trainer: {logger: [console]}
+mixed: {prompts: {code: {system: mine}}}
+"""
+    search_path = own_file(tmp_path, "mixture/mine.yaml", text)
+
+    config = compose_config([search_path, "mixture=mine", "profile=laptop"])
+
+    assert config.data.train_batch_size == 40
+    assert config.model_engine == "megatron"
+    assert config.trainer.logger == ["console"]
+    assert config.mixed.prompts.code.system == "mine"
+    assert config.mixed.prompts.code.examples  # of few_shot
+
+
+def test_sources_and_templates_of_a_profile_win_over_mixture_and_prompts(tmp_path: Path) -> None:
+    text = """\
+# @package _global_
+defaults: [laptop, override /mixture: native_tools, _self_]
+mixed: {sources: {nq: {ratio: 0.9}}, prompts: {code: {user: mine}}}
+"""
+    search_path = own_file(tmp_path, "profile/mine.yaml", text)
+
+    config = compose_config([search_path, "profile=mine"])
+
+    assert config.mixed.sources.nq.ratio == 0.9
+    assert config.mixed.sources.nq.agent == "native_agent"
+    assert config.mixed.prompts.code.user == "mine"
+
+
+@pytest.mark.parametrize(
+    "name", ["mixture/three_sources", "profile/laptop", "training_engine/dp", "mixed_dataset_grpo"]
+)
+def test_a_users_file_with_the_name_of_a_shipped_one_is_refused_since_hydra_reads_the_other(
+    tmp_path: Path, name: str
+) -> None:
+    search_path = own_file(tmp_path, f"{name}.yaml", "mixed: {seed: 5}\n")
+
+    with pytest.raises(ConfigError, match=f"{name}.yaml: this project has a file of this name"):
+        compose_config([search_path, "profile=laptop"])
+
+    own_file(tmp_path, f"{name}.yaml", (CONFIG_DIR / f"{name}.yaml").read_text())
+    compose_config([search_path, "profile=laptop"])
 
 
 COLOCATE, SEPARATE = (f"trainer.v1.trainer_mode=mixed_{m}_async" for m in ("colocate", "separate"))
