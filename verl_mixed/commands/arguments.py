@@ -1,6 +1,7 @@
 """Help text of a command, and the arguments that several commands have in common."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -58,6 +59,39 @@ def add_flag(parser: TakesArguments, name: str, help: str) -> None:
 def add_run_dir(parser: TakesArguments) -> None:
     """Add RUN, the folder of a run, as `run_dir`."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes KEY=VALUE anywhere among the options, where argparse takes such words in one place."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As of argparse; `overrides` are all words that are no option and no value of one."""
+        if all(action.dest != "overrides" for action in self._actions):
+            return super().parse_known_args(args, namespace)
+        known = self._option_string_actions
+        options, overrides = list[str](), list[str]()
+        takes: Any = 0  # values that the last option still takes
+        words = iter(sys.argv[1:] if args is None else args)
+        for word in words:
+            if word == "--":
+                overrides += words
+            elif word.startswith("-"):
+                options.append(word)
+                name, _, value = word.partition("=")
+                names = (
+                    [name] if name in known else [each for each in known if each.startswith(name)]
+                )
+                nargs = known[names[0]].nargs if names and not value else 0
+                takes = {None: 1, "?": 1, "+": math.inf, "*": math.inf}.get(nargs, nargs)
+            elif takes < 1 or (takes == math.inf and "=" in word):
+                overrides.append(word)
+                takes = 0
+            else:
+                options.append(word)
+                takes -= 1
+        arguments, unknown = super().parse_known_args(options, namespace)
+        arguments.overrides = overrides
+        return arguments, unknown
 
 
 def add_config_arguments(parser: TakesArguments) -> None:

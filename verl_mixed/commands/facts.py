@@ -4,7 +4,6 @@ Takes the KEY=VALUE of `verl-mixed train`. Prints `runs/<experiment>`; with `--f
 assignments for a shell, RUN_<FACT>.
 """
 
-import argparse
 import os
 import shlex
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from io import StringIO
 
-from verl_mixed.commands.arguments import add_config_arguments, config_overrides
+from verl_mixed.commands.arguments import Parser, add_config_arguments, config_overrides
 from verl_mixed.exit_codes import GOOD, USAGE
 from verl_mixed.run.name import facts
 from verl_mixed.run.text import print_error
@@ -20,7 +19,7 @@ from verl_mixed.run.text import print_error
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the run's folder or facts; exit 2 if the config is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m verl_mixed.commands.facts")
+    parser = Parser(prog="python -m verl_mixed.commands.facts")
     parser.add_argument("--facts", action="store_true", help="shell assignments, RUN_<FACT>")
     add_config_arguments(parser)
     arguments = parser.parse_args(argv)

@@ -13,7 +13,8 @@ import pytest
 from config.lookup import files_at
 from samplers.adaptive.profiles import RowProfile, row_ids_of, write_profile
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
-from verl_mixed.cli import main
+from verl_mixed.cli import main, parser_for
+from verl_mixed.commands import facts
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.settings import SETTINGS
 
@@ -39,6 +40,53 @@ def test_wrong_usage_is_exit_2(words: list[str]) -> None:
         main(words)
 
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("plan a=1 --batches 2 b=2 --json c=3", {"batches": 2, "json": True}),
+        ("plan a=1 --batches=2 b=2 --bat 3 c=3", {"batches": 3}),
+        ("train a=1 --dry-run b=2 --log-file x=1 c=3", {"dry_run": True, "log_file": Path("x=1")}),
+        ("check --config-dir d a=1 --config f.yaml b=2 c=3", {"config_dir": Path("d")}),
+        ("doctor a=1 --json b=2 c=3", {"json": True}),
+        ("tools a=1 --call x {} b=2 c=3", {"call": ["x", "{}"]}),
+        (
+            "evaluate --step 2 4 a=1 --label l=1 b=2 --source nq c=3",
+            {"step": [2, 4], "source": ["nq"]},
+        ),
+        ("profile a=1 --source nq math b=2 --step 1 c=3", {"source": ["nq", "math"], "step": [1]}),
+    ],
+)
+def test_overrides_stand_anywhere_among_options_and_keep_their_order(
+    words: str, given: dict[str, object]
+) -> None:
+    arguments = parser_for(words.split()).parse_args(words.split())
+
+    assert arguments.overrides == ["a=1", "b=2", "c=3"]
+    assert {name: getattr(arguments, name) for name in given} == given
+
+
+def test_the_facts_of_a_run_take_overrides_on_both_sides_of_an_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["mixed.experiment=one", "--facts", "mixed.seed=3"]
+
+    assert facts.main(words) == 0
+    assert "runs/one" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", ["plan a=1 --bogus b=2", "tools a=1 --bogus=3", "report a --bogus"]
+)
+def test_an_unknown_option_among_overrides_is_exit_2(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --bogus" in capsys.readouterr().err
 
 
 def set_environ(monkeypatch: pytest.MonkeyPatch, environ: RunEnviron) -> None:
