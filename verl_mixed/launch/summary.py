@@ -108,5 +108,7 @@ def report_and_list_files(folder: RunFolder, say: Callable[[str], None]) -> None
         say(f"report not written: {error}")
     else:
         say(f"report       {folder.report}")
-    say(f"curves       tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
-    say(f"trajectories {folder.path / 'trajectories'}")
+    if folder.tensorboard.is_dir():  # trainer.logger may name another, or it never logged
+        say(f"curves       tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
+    if (trajectories := folder.path / "trajectories").is_dir():
+        say(f"trajectories {trajectories}")

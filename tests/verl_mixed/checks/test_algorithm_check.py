@@ -6,6 +6,7 @@ import pytest
 
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED
 from tests.verl_mixed.conftest import ProblemsWith, RunEnviron
+from verl_mixed.agentfly.files import translate_files
 from verl_mixed.checks.config.algorithm import FILTER_METRICS, LOSSES
 from verl_mixed.launch.plan import make_plan
 
@@ -86,6 +87,43 @@ def test_what_the_critic_lacks_is_said_only_where_there_is_one(problems_with: Pr
     ]
     (off,) = problems_with("algorithm.adv_estimator=gae", "critic.enable=false")
     assert off.startswith("critic.enable=False with algorithm.adv_estimator=gae")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["trainer.critic_warmup=5"], "=state_masked_grpo: there is no critic to warm up"),
+        (["training.critic_warmup=1", "algorithm.adv_estimator=grpo"], "=grpo: there is no critic"),
+        (["trainer.critic_warmup=x"], "trainer.critic_warmup='x': want a whole number >= 0"),
+        (["trainer.critic_warmup=-1"], "trainer.critic_warmup=-1: want a whole number >= 0"),
+        (
+            [
+                "trainer.critic_warmup=5",
+                "algorithm.adv_estimator=gae",
+                "trainer.total_training_steps=4",
+            ],
+            "trainer.total_training_steps=4: the policy is first trained at this step",
+        ),
+        (["trainer.critic_warmup=0"], None),
+        (
+            [
+                "trainer.critic_warmup=4",
+                "algorithm.adv_estimator=gae",
+                "trainer.total_training_steps=4",
+            ],
+            None,
+        ),
+    ],
+)
+def test_a_warmup_that_would_leave_out_updates_of_the_policy_is_refused(
+    run_environ: RunEnviron, overrides: list[str], said: str | None
+) -> None:
+    given = translate_files([], overrides, run_environ).overrides
+
+    found = problems_of(run_environ, *given)
+
+    assert len(found) == (said is not None)
+    assert (said or "") in "".join(found)
 
 
 @pytest.mark.slow

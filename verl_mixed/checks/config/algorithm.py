@@ -58,9 +58,24 @@ def _estimator_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _critic_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Faults of the critic of `gae`, which verl reports after minutes or at the first update."""
+    """Faults of the critic of `gae`, which verl reports after minutes or at the first update, and
+    a warmup that leaves out updates of the policy."""
+    warmup, steps = (
+        at(config, f"trainer.{key}") for key in ("critic_warmup", "total_training_steps")
+    )
     if not has_critic(config):
+        if is_count(warmup):
+            yield (
+                f"trainer.critic_warmup={warmup} with algorithm.adv_estimator="
+                f"{at(config, 'algorithm.adv_estimator')}: there is no critic to warm up, and verl "
+                "would train no policy before this step; set it to 0"
+            )
         return
+    if is_count(warmup) and is_count(steps) and warmup > steps:
+        yield (
+            f"trainer.critic_warmup={warmup} with trainer.total_training_steps={steps}: the policy "
+            "is first trained at this step, so it would never be; lower it, or raise the steps"
+        )
     if at(config, "critic.enable") is False:
         yield (
             "critic.enable=False with algorithm.adv_estimator=gae: its advantage is made of the "

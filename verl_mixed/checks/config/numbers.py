@@ -87,6 +87,7 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "trainer.n_gpus_per_node": _COUNT,
     "trainer.nnodes": _COUNT,
     "trainer.total_training_steps": _COUNT,
+    "trainer.critic_warmup": (Annotated[int, Field(ge=0)], "a whole number >= 0"),
     "trainer.save_freq": _EVERY,
     "trainer.test_freq": _EVERY,
     "trainer.max_actor_ckpt_to_keep": (_Count | None, "a whole number >= 1, or null for all"),
