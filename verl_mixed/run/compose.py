@@ -243,10 +243,14 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def nearest_key(key: str, known: Sequence[str]) -> str | None:
-    """The known key that is spelled most like `key`, else the first with the same last part."""
-    last = key.rpartition(".")[2]
-    near = get_close_matches(key, known, n=1, cutoff=0.75)
-    return next(iter(near), next((name for name in known if name.rpartition(".")[2] == last), None))
+    """The known key that is spelled most like `key`, its last part too; else the only one with the
+    same last part, or for a key without a section the first one."""
+    last = {name: name.rpartition(".")[2] for name in (key, *known)}
+    for near in get_close_matches(key, known, n=5, cutoff=0.75):
+        if get_close_matches(last[key], [last[near]], cutoff=0.7):
+            return near
+    same = [name for name in known if last[name] == last[key]]
+    return same[0] if len(same) == 1 or (same and "." not in key) else None
 
 
 def is_group(key: str) -> bool:

@@ -335,6 +335,18 @@ def test_an_unknown_section_on_the_command_line_names_the_nearest_key(word: str,
 
 
 @pytest.mark.parametrize(
+    "word",
+    ["agent.pool_size=8", "pool_size=8", "tools.pool_size=8", "foo.name=a", "mixed.pool_size=3"],
+)
+def test_a_key_that_no_known_key_is_near_is_told_where_keys_are_listed_and_no_other_key(
+    word: str,
+) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key .*docs/\w+.md lists all") as error:
+        translate_files([], [word, "agent.num_chains=4"], {"PROFILE": "laptop"})
+    assert "did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (["trainer.experiment_name=20240101"], {"mixed.experiment": "20240101"}),
