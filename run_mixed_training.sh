@@ -63,8 +63,8 @@ source "${REPO_ROOT}/cluster/lib/training.sh"
   # the run
   PROFILE=""         # config/profile/*.yaml; empty: laptop where there is no GPU
   EXPERIMENT_NAME="" # name of the run and of its folder under runs/
-  MODEL_PATH=""      # model folder; empty with laptop: the demo model, which the run makes
-  TRAIN_FILES=()     # parquet files: (data/one.parquet data/two.parquet); empty with laptop: the demo data
+  MODEL_PATH=""      # model folder; with laptop, leave it and both lists of files empty for the demo, which the run makes
+  TRAIN_FILES=()     # parquet files: (data/one.parquet data/two.parquet); needed where MODEL_PATH is set
   VAL_FILES=()       # the same, for validation
 
   # the mixture: relative shares of every batch; 0 leaves a source out
