@@ -100,7 +100,15 @@ class LoopBackend:
         pass
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        instance = made(self._kind, self._options)
+        try:
+            instance = made(self._kind, self._options)
+        except (ValueError, Fault):
+            raise
+        except (Exception, SystemExit) as error:
+            raise ToolUnavailable(
+                f"environment={self._name}: its class raised {type(error).__name__}: {error}",
+                tool=self._name,
+            ) from error
         session = uuid4().hex
         self._instances[session] = instance
         try:

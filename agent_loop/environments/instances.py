@@ -33,8 +33,9 @@ def class_of(name: str) -> Any:
             module = importlib.import_module(place)
             if (check := getattr(module, "_check_package", None)) is not None:
                 check()  # a module of ours whose package is optional
-        except ImportError as error:
-            raise ValueError(f"{failed}: {error}") from error
+        except (Exception, SystemExit) as error:  # a package that it needs may raise anything
+            words = f"{error}" if isinstance(error, ImportError) else repr(error)
+            raise ValueError(f"{failed}: {words}") from error
     found = getattr(module, kind, None)
     if not inspect.isclass(found):
         raise ValueError(f"{failed}: there is no class {kind!r} in it; correct the name")

@@ -142,7 +142,7 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
         )
     signature = inspect.signature(function)
     takes_tools = _TOOLS in signature.parameters and _TOOLS not in options
-    if takes_tools and not _is_async(function):
+    if takes_tools and not is_async(function):
         raise ValueError(
             f"{failed}: it has a parameter {_TOOLS!r}, the tool client, whose calls are awaited, "
             f"and is not async; write `async def {function_name}`, or rename the parameter"
@@ -160,7 +160,7 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
     )
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
     """Whether a call gives an awaitable: an async function, also below decorators, or an object
     whose `__call__` is one."""
     inner = inspect.unwrap(function)

@@ -96,11 +96,7 @@ def definition_of(file: str, name: str, *, is_run: bool = True) -> Definition:
 
 
 def _spec_of(target: Any, name: str) -> ToolSpec:
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-        get_json_schema,
-    )
+    from transformers.utils.chat_template_utils import get_json_schema
 
     function = target
     if inspect.isclass(target):
@@ -117,7 +113,7 @@ def _spec_of(target: Any, name: str) -> ToolSpec:
         raise ValueError(f"{', '.join(positional)}: a model calls by name; remove the /")
     try:
         found = get_json_schema(_without_self(function, is_method=inspect.isclass(target)))
-    except (DocstringParsingException, TypeHintParsingException, ValueError) as error:
+    except Exception as error:  # type hints are code of the user's
         raise ValueError(
             f"{' '.join(str(error).split())}; each argument needs a type hint, and a line below "
             "`Args:` in the docstring"

@@ -220,6 +220,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
     # what is typed, and the word that works instead
     ("agent.agent_type=gui", "_target_"),
     ("agent.agent_type=custom", "_target_"),
+    ("agent_loops.custom_agent._target_=your.custom.AgentLoop", "No module named 'your'"),
+    ("+agent_loops.x._target_=json.Nothing", "module 'json' has no attribute 'Nothing'"),
     ("agent.init_args.agent_type=gui", "_target_"),
     ("agent.backend=async_vllm", "async_verl"),
     ("agent.max_step=3", "agent.max_steps"),

@@ -34,6 +34,7 @@ from verl_mixed.checks.config.modes import (
     mode_problems,
 )
 from verl_mixed.checks.config.numbers import number_problems
+from verl_mixed.checks.config.own_code import own_code_problems
 from verl_mixed.checks.config.prompts import media_problems, model_problems
 from verl_mixed.checks.config.reward_examples import example_problems, reward_examples
 from verl_mixed.checks.config.rewards import reward_problems
@@ -86,6 +87,7 @@ def preflight(
     found += unread_problems(config, changed)
     found += mode_problems(config)
     found += loop_problems(config)
+    found += own_code_problems(config, data=data, machine=machine)
     found += tool_problems(config, data=data)
     found += correction_problems(config)
     found += session_row_problems(config, data=data)

@@ -25,6 +25,7 @@ HELP = Help(
     """\
 Checks config and data, and starts nothing. The problems that it finds are:
   - wrong settings, also those that verl's own config classes refuse
+  - agent loops, rewards, tools and other code of your own that cannot be imported
   - rows without a source
   - prompts that are too long, measured with the model's tokenizer
   - prompts whose right answers do not earn the reward

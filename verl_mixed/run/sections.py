@@ -1,16 +1,19 @@
 """Load sections, sources and agent loops of a config; a mistake in one does not hide others."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import yaml
-from hydra.utils import get_class
 
 from config.agents import BLOCKS, with_blocks
+from config.child import put_last
 from config.gateway import GATEWAY_LOOP
 from config.lookup import CONFIG_DIR, at
 from config.schema import ConfigError, Section, SourceConfig, load_section
@@ -106,11 +109,40 @@ def _base_of(target: str) -> str:
     ours = ("agent_loop.", "verl.")
     if target.startswith(ours):
         return target  # without an import, which takes seconds
-    try:
-        bases = [f"{base.__module__}.{base.__qualname__}" for base in get_class(target).__mro__]
-    except Exception:  # a user's module may raise anything
-        return ""
+    mro = getattr(loaded(target)[0], "__mro__", ())
+    bases = [f"{base.__module__}.{base.__qualname__}" for base in mro]
     return next((base for base in bases if base.startswith(ours)), "")
+
+
+def loaded(name: str) -> tuple[Any, str]:
+    """The object `package.module.Name`, or a module; or None and Python's error.
+
+    The trainer and its workers find modules of the current folder, so they are found here too.
+    """
+    put_last(os.getcwd())
+    parts = name.split(".")
+    try:
+        found: Any = import_module(parts[0])
+        for place, part in enumerate(parts[1:], 2):
+            path = ".".join(parts[:place])
+            if isinstance(found, ModuleType) and not hasattr(found, part):
+                try:
+                    import_module(path)
+                except ModuleNotFoundError as error:
+                    if error.name != path:
+                        raise
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        return None, " ".join(f"{type(error).__name__}: {error}".split())
+    return found, ""
+
+
+def place_of(config: Mapping[str, Any], agent: str) -> str:
+    """Where an agent loop is registered or changed last, for messages."""
+    blocks = [block for block in BLOCKS if at(config, f"{block}.{agent}") is not None]
+    return (
+        f"{blocks[-1]}.{agent}" if blocks else f"{LOOPS_FILE}={at(config, LOOPS_FILE)!r}: {agent}"
+    )
 
 
 def where_agents_are(config: Mapping[str, Any]) -> str:
@@ -143,12 +175,9 @@ def _entry_problems(
 ) -> Iterator[str]:
     """Settings of single agent loops that no class would take."""
     for name, entry in loops.items():
-        blocks = [block for block in BLOCKS if at(config, f"{block}.{name}") is not None]
-        place = (
-            f"{blocks[-1]}.{name}" if blocks else f"{LOOPS_FILE}={at(config, LOOPS_FILE)!r}: {name}"
-        )
+        place = place_of(config, name)
         target, prompt = entry.get("_target_"), entry.get("system_prompt")
-        if target is None and blocks:
+        if target is None and name not in of_file:
             yield (
                 f"{place}: it has no _target_, and {at(config, LOOPS_FILE)} has no agent of this "
                 f"name; add _target_: package.module.Class, or name one of {', '.join(of_file)}"
@@ -156,8 +185,9 @@ def _entry_problems(
         elif not isinstance(target, str) or not _CLASS.fullmatch(target):
             yield f"{place}: _target_={target!r} is no package.module.Class; correct it"
         elif target.startswith("agent_loop."):
-            for key in sorted(entry.keys() - _settings_of_ours()):
-                near = get_close_matches(key, _settings_of_ours(), n=1)
+            settings = {key for entry in shipped_loops() for key in entry}
+            for key in sorted(entry.keys() - settings):
+                near = get_close_matches(key, settings, n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it"
                 yield f"{place}: {target} has no setting {key}={entry[key]!r}; {hint}"
         if not isinstance(prompt, str | None):
@@ -165,7 +195,6 @@ def _entry_problems(
 
 
 @cache
-def _settings_of_ours() -> frozenset[str]:
-    """Settings that an agent loop of this project may have: those that the shipped file shows."""
-    shipped = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
-    return frozenset(key for entry in shipped for key in entry)
+def shipped_loops() -> list[dict[str, Any]]:
+    """The entries of the shipped file, which show every setting of our agent loops."""
+    return yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())

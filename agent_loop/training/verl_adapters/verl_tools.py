@@ -37,14 +37,17 @@ def tools_of_file(file: str) -> list[Any]:
         raise ValueError(f"verl={file!r}: no file {path.absolute()}; correct the path")
     is_python = path.suffix == ".py"
     try:
-        return load_all_tools(
+        tools = load_all_tools(
             tool_config_path=None if is_python else str(path),
             function_tool_path=str(path) if is_python else None,
         )
-    except Exception as error:  # the file's own code and Hydra raise anything
+    except (Exception, SystemExit) as error:  # the file's own code and Hydra raise anything
         raise ValueError(
             f"verl={file!r}: verl cannot load it ({type(error).__name__}: {error}); correct it"
         ) from error
+    if not tools:
+        raise ValueError(f"verl={file!r}: verl finds no tool in it; register one, or leave it out")
+    return tools
 
 
 def _digest_of(name: str) -> str:

@@ -126,6 +126,7 @@ NOT_COMPOSED = {
     "data.sampler",
     "mixed.rate_limit.across_nodes",
     "trainer.v1.sampler.sampler_kwargs",
+    f"{ROLLOUT}.checkpoint_manager_class",
     f"{ROLLOUT}.enable_sleep_mode",
     f"{ROLLOUT}.standalone_gpu_memory_utilization",
     *(f"{ROLLOUT}.engine_kwargs.{name}" for name in ("hf", "vllm", "sglang", "trtllm")),

@@ -5,8 +5,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from agent_loop.rewards.judge_options import JudgeOptions
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from config.tool_entries import differing_limits, without_secrets
-from verl_mixed.run.sections import agent_loops, section_of, sound_sources
+from verl_mixed.run.sections import agent_loops, loop_of, section_of, sound_sources
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
@@ -84,7 +82,6 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "data.mixture is for a recipe of verl's: shares are mixed.sources.<name>.ratio here; "
             "remove it"
         )
-    yield from _import_problems(config)
     sampler = at(config, "trainer.v1.sampler.custom_sampler.path")
     if sampler:
         yield (
@@ -139,18 +136,6 @@ def _switch_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "that arrive when mixed_separate_async takes its GPUs back for training, until they "
             "generate again, which may be steps later; choose vllm, or set it to false"
         )
-
-
-def _import_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Modules of the user's own that are not there; they are not imported here."""
-    for key in ("actor_rollout_ref.model.external_lib", "trainer.checkpoint_callback_class"):
-        given = at(config, key)
-        for name in filter(None, given if isinstance(given, list) else [given]):
-            package = str(name).partition(".")[0]
-            if not (
-                package and (PathFinder.find_spec(package, [os.getcwd()]) or find_spec(package))
-            ):
-                yield f"{key}={name!r}: no module {package!r} on PYTHONPATH or here; correct it"
 
 
 def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -244,20 +229,9 @@ def truncation_problem(config: Mapping[str, Any], name: str, agent: str) -> str 
 def turn_agents(config: Mapping[str, Any]) -> set[str]:
     """Agents whose loop is a `TurnAgentLoop`; a class that cannot be imported counts as none."""
     loops, _ = agent_loops(config)
-    return {name for name, loop in (loops or {}).items() if _is_turn_loop(loop.get("_target_"))}
-
-
-def _is_turn_loop(target: Any) -> bool:
-    if str(target).startswith("agent_loop."):
-        return True
-    from hydra.utils import get_class
-
-    from agent_loop.turn_agent_loop import TurnAgentLoop  # imports verl, which takes seconds
-
-    try:
-        return issubclass(get_class(str(target)), TurnAgentLoop)
-    except Exception:  # a user's module may raise anything
-        return False
+    return {
+        name for name, entry in (loops or {}).items() if loop_of(entry).startswith("agent_loop.")
+    }
 
 
 def _verdict_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from hydra.utils import get_class
-
 from agent_loop.training.session_rules import faults_of_sequences
 from config.gateway import GATEWAY_LOOP
 from verl_mixed.checks.config.tools import agents_of
-from verl_mixed.run.sections import entry_of
+from verl_mixed.run.sections import entry_of, loaded
 
 
 def session_row_problems(config: Mapping[str, Any], *, data: bool = True) -> list[str]:
@@ -35,7 +33,4 @@ def session_row_problems(config: Mapping[str, Any], *, data: bool = True) -> lis
 def _several_rows_of(target: str) -> bool:
     if target.startswith(("agent_loop.", "verl.")) or not target:
         return target == GATEWAY_LOOP  # without an import, which takes seconds
-    try:
-        return bool(getattr(get_class(target), "several_rows", False))
-    except Exception:  # a user's module may raise anything
-        return False
+    return bool(getattr(loaded(target)[0], "several_rows", False))

@@ -7,6 +7,7 @@ from typing import Any
 
 from agent_loop.toolbox.own import SPECS
 from agent_loop.toolbox.spec import ToolSpec
+from config.agents import BLOCKS
 from config.gateway import GATEWAY_LOOP
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, SourceConfig, ToolConfig
@@ -88,7 +89,7 @@ def _agent_problems(
                 "persistent_interpreter=true: a cell is never repeated, and its result never "
                 "shared; leave them out, or set persistent_interpreter=false"
             )
-    if loop in NAMED_TOOLS_LOOPS and isinstance(found := specs_of(config, name, agent), str):
+    if isinstance(found := specs_of(config, name, agent), str):
         yield found
 
 
@@ -107,6 +108,14 @@ def agents_of(config: Mapping[str, Any], *, data: bool = True) -> dict[str, list
             if agent not in of_rows.get(source, [agent]):
                 of_rows[source].append(agent)
     return found
+
+
+def tried_agents(config: Mapping[str, Any], *, data: bool = True) -> set[str]:
+    """Agents of sources and those that the run config itself sets, whose code is tried before a
+    run. A worker loads no other, so an unused one of the file may lack its module."""
+    used = {agent for agents in agents_of(config, data=data).values() for agent in agents}
+    blocks = [at(config, block) for block in BLOCKS]
+    return used.union(*(block for block in blocks if isinstance(block, Mapping)))
 
 
 def entries_of(config: Mapping[str, Any], name: str, agent: str) -> list[ToolEntry]:

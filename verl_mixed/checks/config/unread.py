@@ -296,6 +296,7 @@ READERS: tuple[Reader, ...] = (
             "tokenization_sanity_check_mode",
         )
     ),
+    Reader("actor_rollout_ref.rollout.checkpoint_manager_class", "", instead=_NOT_IN_V1),
     Reader("critic.grad_clip", "", instead="critic.optim.clip_grad has it"),
     *(
         Reader(f"critic.{name}", "", instead=_TOKENS_OF_CRITIC)
