@@ -7,6 +7,8 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -16,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.lookup import at, files_at
 from config.schema import ConfigError
+from samplers.module_file import module_of
 from samplers.recipe_rules import (
     BASE,
     asks,
@@ -155,9 +158,21 @@ def _rows(config: Mapping[str, Any]) -> tuple[dict[str, int] | None, str | None,
     files = list(map(os.path.expanduser, files_at(config, "data.train_files")))
     if at(config, BASE) is not None:
         file = str(at(config, f"{BASE}.path")).removeprefix("file://")
-        if file.startswith("pkg://") or os.path.exists(file):
-            return None, f"the class of {BASE} reads the training files", []
-        return None, f"{BASE}.path={file}, which is not on this machine, reads them", []
+        if not file.startswith("pkg://") and not os.path.exists(file):
+            return None, f"{BASE}.path={file}, which is not on this machine, reads them", []
+        reads = f"the class of {BASE} reads the training files"
+        try:
+            if file.startswith("pkg://"):
+                module = import_module(file.removeprefix("pkg://").replace("/", "."))
+            else:
+                module = module_of(Path(file), "base")
+            getattr(module, str(at(config, f"{BASE}.name")))
+        except (Exception, SystemExit) as error:  # a user's module may raise anything
+            if isinstance(error.__cause__ or error, ModuleNotFoundError):
+                return None, f"{reads}, and was not imported here ({error})", []
+            words = f"{BASE}={at(config, BASE)}: cannot load it ({type(error).__name__}: {error})"
+            return None, None, [f"{words}; correct it"]
+        return None, reads, []
     if absent := [file for file in files if not os.path.exists(file)]:
         return None, f"data.train_files has {absent[0]}, which is not on this machine", []
     try:

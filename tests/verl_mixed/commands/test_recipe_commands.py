@@ -100,9 +100,29 @@ def test_rows_that_a_class_of_the_users_reads_are_not_looked_at(
     base = f"+data.mixture_base={{path: {tmp_path}/own.py, name: Own}}"
     assert main(["check", *recipe, MIXTURE, base]) == 0
     assert "own.py, which is not on this machine, reads them" in capsys.readouterr().err
-    (tmp_path / "own.py").touch()
+    (tmp_path / "own.py").write_text("class Own: ...")
     assert main(["check", *recipe, MIXTURE, base]) == 0
     assert "the class of data.mixture_base reads the training files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise SystemExit('bye')", "SystemExit: bye"),
+        ("class Own(", "SyntaxError: "),
+        ("x = 1", "has no attribute 'Own'"),
+        ("import not_on_this_machine", None),
+    ],
+)
+def test_a_class_of_the_users_that_cannot_be_loaded_is_refused(
+    recipe: list[str], tmp_path: Path, capsys: Capture, text: str, said: str | None
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    base = f"+data.mixture_base={{path: {tmp_path}/own.py, name: Own}}"
+
+    assert main(["check", *recipe, MIXTURE, base]) == (2 if said else 0)
+
+    assert (said or "was not imported here (") in capsys.readouterr().err
 
 
 def test_a_hydra_config_of_the_users_own_is_composed_as_main_ppo_does(
