@@ -230,7 +230,9 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
         is_ours = key == override_key(override) and not key.startswith("hydra.")
         if not is_ours or key in known or below or is_group(key):
             continue
-        if (found := _of_a_source.match(key)) and found[1] in SourceConfig.model_fields:
+        found = _of_a_source.match(key)
+        is_open = isinstance(at(without_profile("dp"), key), Mapping)  # as agent_loops={}
+        if is_open or (found and found[1] in SourceConfig.model_fields):
             problems.append(f"{override}: no config file sets this key yet; write +{override}")
             continue
         near = nearest_key(key, known)

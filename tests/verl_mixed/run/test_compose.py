@@ -152,6 +152,17 @@ def test_a_users_file_with_the_name_of_a_shipped_one_is_refused_since_hydra_read
     compose_config([search_path, "profile=laptop"])
 
 
+@pytest.mark.parametrize("key", ["agent_loops", "actor_rollout_ref.model.override_config"])
+def test_a_section_without_keys_is_no_unknown_key_and_takes_some_with_a_plus(key: str) -> None:
+    given = f"{key}={{mine: {{depth: 1}}}}"
+
+    with pytest.raises(ConfigError) as error:
+        compose_config([given])
+
+    assert error.value.problems == [f"{given}: no config file sets this key yet; write +{given}"]
+    assert at(compose_config([f"+{given}"]), f"{key}.mine.depth") == 1
+
+
 COLOCATE, SEPARATE = (f"trainer.v1.trainer_mode=mixed_{m}_async" for m in ("colocate", "separate"))
 CORRECTION = "algorithm.rollout_correction"
 NO_MASKS = f"{TOOL_CONFIG}.state_masking=false"
