@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from hydra.utils import get_class
-
 from agent_loop.row import Row
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.native import NativeDialogue
@@ -31,6 +29,7 @@ from verl_mixed.run.sections import (
     REACT_LOOP,
     SEARCH_LOOP,
     entry_of,
+    loaded,
     loop_of,
 )
 
@@ -127,7 +126,7 @@ def reader_of(config: Mapping[str, Any], agent: str, tools: ToolConfig) -> Reade
         own_forms = ("tags", "box") if is_boxed else ("tags",)
         return Reader(language=language, tags=tags, own_forms=own_forms)
     if loop == _TAGGED:
-        made: Any = get_class(target)
+        made: Any = loaded(target)[0]
         if made.language.__qualname__ != "TaggedAgentLoop.language":
             return f"{target} reads a language of its own"
         own = Tags.from_config(tools, made.actions, made.own_tags, answer_boxed=made.answer_boxed)
