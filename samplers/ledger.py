@@ -286,6 +286,11 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
     return lines
 
 
+def last_step_of(lines: Sequence[Line]) -> int:
+    """The highest step in the lines of a ledger; 0 for none."""
+    return next((line.step for line in reversed(lines) if isinstance(line, StepEnd)), 0)
+
+
 def _not_a_line(path: str | os.PathLike[str], number: int, error: Exception) -> ValueError:
     return ValueError(
         f"cannot read {path} line {number}: not of a ledger ({error}); "

@@ -69,6 +69,21 @@ def tracked_step(checkpoints: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+def checkpoint_to_resume(checkpoints: Path, last_step: Callable[[], int]) -> int:
+    """Step of the checkpoint that `trainer.resume_mode=auto` goes on from, as verl looks for it; 0
+    if it begins with step 1.
+
+    A start that begins again removes the tracker. Where a kill left it empty, the newest whole
+    checkpoint up to the `last_step` of the ledger counts: later ones are of steps that were given
+    up.
+    """
+    if not (checkpoints / TRACKER).exists():
+        return 0
+    if (step := tracked_step(checkpoints)) is None:
+        return whole_checkpoint(checkpoints, last_step())
+    return step if (checkpoints / f"global_step_{step}").is_dir() else 0
+
+
 def trajectory_files(folder: Path) -> list[Path]:
     """The files `<step>.jsonl` of a folder, in order of steps."""
     numbered = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]

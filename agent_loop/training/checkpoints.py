@@ -22,9 +22,9 @@ from verl.utils.debug import marked_timer
 
 from agent_loop.records.run_folder import (
     TRACKER,
+    checkpoint_to_resume,
     tracked_step,
     trajectory_files,
-    whole_checkpoint,
     write_lines,
     write_text,
 )
@@ -81,7 +81,9 @@ class Checkpoints(TrainerState):
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
         checkpoints = Path(trainer.default_local_dir)
-        _repair_tracker(checkpoints, self.ledger.last_step)
+        latest = checkpoint_to_resume(checkpoints, lambda: self.ledger.last_step)
+        if tracked_step(checkpoints) is None:  # verl cannot read one that a kill left empty
+            _write_tracker(checkpoints, latest)
         super()._load_checkpoint()
         step = self.global_steps
         is_named = trainer.resume_mode == "resume_path"
@@ -131,12 +133,3 @@ def _write_tracker(checkpoints: Path, step: int) -> None:
         tracker.write_text(str(step))
     else:
         tracker.unlink(missing_ok=True)
-
-
-def _repair_tracker(checkpoints: Path, last_step: int) -> None:
-    """Write the newest whole checkpoint into verl's tracker where a kill left the file empty.
-
-    Checkpoints after `last_step` of the ledger are left from before a start with `resume_path`.
-    """
-    if (checkpoints / TRACKER).exists() and tracked_step(checkpoints) is None:
-        _write_tracker(checkpoints, whole_checkpoint(checkpoints, last_step))

@@ -259,7 +259,7 @@ refuse_to_resume() {
   [[ -z "${RUN_HOLDER}" ]] ||
     die 2 "cannot resume ${RUN_FOLDER}: it is running (${RUN_HOLDER}, step ${RUN_STEP}); see '${0##*/} status'"
   ((RUN_DONE || RUN_CHECKPOINT)) ||
-    die 2 "nothing to resume: ${RUN_FOLDER} on $(hostname) has no checkpoint; '${0##*/} start' begins it"
+    die 2 "nothing to resume: ${RUN_FOLDER} on $(hostname) has no checkpoint, or trainer.resume_mode=disable; '${0##*/} start' begins it"
 }
 
 status_here() {

@@ -2,8 +2,9 @@
 
 `python -m tests.fakes.trainer CONFIG`. `FAKE_TRAINER` chooses the ending: good (default), error,
 hang, forgets: it removes its ledger, stop: it waits until it is asked to stop, or tools: it kills
-the run's own tool server and waits until the address answers again. Each start adds a line to
-`starts` in the run's folder; it goes on after the steps it finds.
+the run's own tool server and waits until the address answers again. Each start adds its first step
+as a line to `starts` in the run's folder. Each step leaves a checkpoint without weights, and a
+start goes on from a checkpoint as verl's trainer does.
 """
 
 import json
@@ -16,7 +17,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from agent_loop.records.run_folder import STOP_FILE
+from agent_loop.records.run_folder import STOP_FILE, MetricsFile
 from agent_loop.records.trajectory_record import Segment, TrajectoryRecord, line_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG
@@ -29,14 +30,23 @@ from verl_mixed.run.compose import load_config
 def main(config_path: str) -> None:
     config = load_config(Path(config_path))
     folder = Path(config_path).parent
-    with (folder / "starts").open("a") as file:
-        file.write(f"{os.getpid()}\n")
     plan = plan_of(config)
     ledger = Ledger(folder / "ledger.jsonl")
+    checkpoints = folder / "checkpoints"
+    tracker, trainer = checkpoints / "latest_checkpointed_iteration.txt", config["trainer"]
+    done = int(tracker.read_text()) if tracker.exists() else 0
+    if trainer["resume_mode"] != "auto":
+        tracker.unlink(missing_ok=True)
+        path = trainer["resume_from_path"]
+        done = 0 if trainer["resume_mode"] == "disable" else int(path.split("global_step_")[1])
+    with (folder / "starts").open("a") as file:
+        file.write(f"{done + 1}\n")
+    ledger.rewind(done)
+    MetricsFile(folder / "metrics.jsonl").rewind(done or -1, None)
     ledger.begin(plan.description())
     plan.drawn.update(plan.counts_between(0, ledger.last_step * plan.batch_size))
     total = int(at(config, "trainer.total_training_steps"))
-    for step in range(0 if ledger.last_step == 0 else ledger.last_step + 1, total + 1):
+    for step in range(done + bool(done), total + 1):
         metrics = {f"mixed/{source}/val/reward/mean": 0.25 + step / 10 for source in plan.sources}
         if step:
             plan.position = (step - 1) * plan.batch_size
@@ -54,6 +64,9 @@ def main(config_path: str) -> None:
                 for prompt in plan.take(plan.batch_size)
             ]
             ledger.append_step(step, entries, plan.drawn)
+            (checkpoints / f"global_step_{step}").mkdir(parents=True, exist_ok=True)
+            (checkpoints / f"global_step_{step}" / "data.pt").touch()
+            tracker.write_text(str(step))
             trajectory = TrajectoryRecord(
                 step=step,
                 key="a_0_0",
@@ -83,8 +96,6 @@ def main(config_path: str) -> None:
         if step == 1 and os.environ.get("FAKE_TRAINER") == "stop":
             while not (folder / STOP_FILE).exists():
                 time.sleep(0.02)
-            (folder / "checkpoints").mkdir()
-            (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
             return
     if os.environ.get("FAKE_TRAINER") == "forgets":
         (folder / "ledger.jsonl").unlink()

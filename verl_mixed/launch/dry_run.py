@@ -18,8 +18,9 @@ from verl_mixed.launch.ray_lines import found_line
 from verl_mixed.launch.trainer import TRAINER
 from verl_mixed.prepare.source_files import PREPARED
 from verl_mixed.run.compose import compose_with_choices, unset_keys
-from verl_mixed.run.name import RunFacts, facts_of
+from verl_mixed.run.name import holder_words
 from verl_mixed.run.settings import VARIABLES, overrides_from
+from verl_mixed.run.state import RUNS
 
 _MODEL = "actor_rollout_ref.model.path"
 
@@ -37,7 +38,6 @@ def dry_run(
     """
     overrides = overrides_from(environ, arguments)
     config, choices = compose_with_choices(overrides)
-    run = facts_of(config)
     raw = _raw_files(config)
     with TemporaryDirectory() as folder:
         prepared = Path(folder)
@@ -45,13 +45,18 @@ def dry_run(
             (prepared / profile.parent.name).mkdir(exist_ok=True)
             copy(profile, prepared / profile.parent.name)
         plan = plan_of(config, choices, overrides, prepared)
+        run = RUNS / plan.folder.path.name
+        state = plan.next_start().words(plan.length)
+        if holder := holder_words(plan.folder):
+            seen = f"{plan.folder.last_step()} of {plan.total_steps} steps seen"
+            state = f"is being run by {holder}, {seen}: this would be refused"
         lines = [
             f"command      {shlex.join(['verl-mixed', 'train', *overrides])}",
-            f"run          {run.folder} ({_state(run, plan)})",
+            f"run          {run} ({state})",
         ]
         if config_files:
             kept = ", ".join(f"<time>-{path.name}" for path in config_files)
-            lines.append(f"config       kept in {run.folder}/config as {kept}")
+            lines.append(f"config       kept in {run}/config as {kept}")
         lines += [f"data         {line}" for line in _data(plan, prepared)]
         lines += [f"first        {file}: {what}" for file, what in raw.items()]
         has_model = _MODEL not in unset_keys(plan.config)
@@ -64,7 +69,7 @@ def dry_run(
         lines.append(f"tools        {tools}")
         ray = found_line(plan.config, environ) or "starts its own"
         lines.append(f"ray          {f'joins {plan.cluster}' if plan.cluster else ray}")
-        trainer = shlex.join([*TRAINER, f"{run.folder}/config.yaml"])
+        trainer = shlex.join([*TRAINER, f"{run}/config.yaml"])
         lines.append(f"trainer      {trainer}")
         lines += [f"warning      {warning}" for warning in plan.warnings()]
         lines.append("dry run: nothing was started or written")
@@ -83,17 +88,6 @@ def _raw_files(config: DictConfig) -> dict[str, str]:
         for key in ("files", "val_files")
         for file in files_at(source, key)
     }
-
-
-def _state(run: RunFacts, plan: Plan) -> str:
-    steps = f"{run.step} of {plan.total_steps} steps"
-    if run.holder:
-        return f"is being run by {run.holder}, {steps} seen: this would be refused"
-    if run.done:
-        return f"complete, {steps}: nothing would be trained"
-    if run.checkpoint:
-        return f"{steps} seen; resumes from checkpoint global_step_{run.checkpoint}"
-    return f"new, {plan.length}"
 
 
 def _data(plan: Plan, prepared: Path) -> Iterator[str]:

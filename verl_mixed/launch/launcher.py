@@ -70,6 +70,7 @@ def train(
     say = partial(_print_lines, console)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler)  # SIGUSR1: nothing can be saved yet
+    plan: Plan | None = None
     told: list[RunFolder] = []  # once the run was started, ON_END hears of its end
 
     def end(code: int, verdict: Verdict, cause: str = "") -> int:
@@ -89,9 +90,8 @@ def train(
                 record=plan.folder.failures,
                 is_stopped=plan.folder.stop_request.exists,
             )
-            refused = plan.refused_changes()
-            goes_back = at(plan.config, "trainer.resume_mode") != "auto"
-            if plan.folder.is_done(plan.total_steps) and not refused and not goes_back:
+            refused, before = plan.folder_problems(), plan.next_start()
+            if before.is_complete and not refused:
                 say(f"complete: {plan.folder.path} has all {plan.total_steps} steps")
                 report_and_list_files(plan.folder, say)
                 if killed_launcher(environ, plan.total_steps):  # before it could tell
@@ -104,10 +104,9 @@ def train(
                     _take_over(again, killed, plan, environ)
                 else:
                     again.begin()
-                seen = plan.folder.last_step()
-                start = partial(_start, plan, refused, seen, arguments, environ, config_files, say)
+                start = partial(_start, plan, refused, arguments, environ, config_files, say)
                 if killed:
-                    _repeated(start, seen, again, plan, environ)
+                    _repeated(start, before.seen, again, plan, environ)
                 else:
                     start()
                     told.append(plan.folder)
@@ -115,7 +114,7 @@ def train(
                 run = partial(
                     _run, plan, environ=environ, trainer=trainer, console=console, say=say
                 )
-                code = _run_again(run, seen, again, plan, environ, say)
+                code = _run_again(run, again, plan, environ, say)
                 return end(
                     code, "complete" if code == GOOD else "failed", "" if code == GOOD else "audit"
                 )
@@ -135,7 +134,8 @@ def train(
         say(f"\n{stopped}")
         return end(INTERRUPTED, "stopped", str(stopped))
     except KeyboardInterrupt:
-        say("\ninterrupted; the same command resumes the run")
+        does = plan.next_start().action if plan else "starts the run"
+        say(f"\ninterrupted; the same command {does}")
         return end(INTERRUPTED, "interrupted", "a signal")
 
 
@@ -176,7 +176,6 @@ def _repeated(
 def _start(
     plan: Plan,
     refused: Sequence[str],
-    seen: int,
     arguments: Sequence[str],
     environ: Mapping[str, str],
     config_files: Sequence[Path],
@@ -185,7 +184,7 @@ def _start(
     """Check the run, make its data, and note the start. ConfigError: it cannot start."""
     with_free_dashboard(plan.config)
     _make_ready(plan, refused)
-    _note_start(plan, seen, arguments, environ, config_files, say)
+    _note_start(plan, arguments, environ, config_files, say)
 
 
 def _print_lines(console: Console, text: str) -> None:
@@ -207,7 +206,6 @@ def _make_ready(plan: Plan, refused: Sequence[str]) -> None:
 
 def _note_start(
     plan: Plan,
-    seen: int,
     arguments: Sequence[str],
     environ: Mapping[str, str],
     config_files: Sequence[Path],
@@ -222,9 +220,7 @@ def _note_start(
     folder.note_command(["verl-mixed", "train", *arguments], settings)
     keep_copies(config_files, folder.path / "config")
     folder.stop_request.unlink(missing_ok=True)
-    state = f"resuming, {seen} of {plan.total_steps} steps seen" if seen else "new"
-    epochs = f", {plan.length}" if plan.epochs else ""
-    say(f"run          {folder.path} ({state}{epochs})")
+    say(f"run          {folder.path} ({plan.next_start().words(plan.length)})")
     say(f"log          {folder.log}")
     if dashboard := dashboard_line(plan.config, plan.cluster, environ):
         say(f"dashboard    {dashboard}")
@@ -242,21 +238,19 @@ def _note_start(
 
 def _run_again(
     run: Callable[[int], int],
-    seen: int,
     again: Retries,
     plan: Plan,
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> int:
-    """Run from the step that was seen, again after a failure as often as the retries let it."""
+    """Run, again after a failure as often as the retries let it."""
     while True:
         try:
-            return run(seen)
+            return run(plan.next_start().step)
         except RunFailed as failure:
             if not again.go_on(failure, plan, environ):
                 raise
-            seen = plan.folder.last_step()
-            say(f"resuming, {seen} of {plan.total_steps} steps seen")
+            say(plan.next_start().words(plan.length))
 
 
 def _run(

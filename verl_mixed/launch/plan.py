@@ -46,6 +46,7 @@ from verl_mixed.run.compose import (
     without_profile,
 )
 from verl_mixed.run.name import display_name, holder_words, name_problems
+from verl_mixed.run.next_start import NextStart, next_start
 from verl_mixed.run.sections import (
     FORMAT_KEY,
     LOOPS_FILE,
@@ -120,6 +121,10 @@ class Plan:
         """Where agent loops reach their tools."""
         return str(at(self.config, SERVER_URL_KEY))
 
+    def next_start(self) -> NextStart:
+        """What a start does with what the run's folder has now."""
+        return next_start(self.folder, self.config, self.total_steps)
+
     def has_rows(self) -> bool:
         """Whether the training files are there, as far as a start would make them."""
         return self.generated is None or is_made(self.generated)
@@ -173,10 +178,15 @@ class Plan:
         """
         found = self.problems(data=not self.still_to_make(), machine=machine)
         if machine:
-            found += self.refused_changes()
+            found += self.folder_problems()
             if holder := holder_words(self.folder):
                 found.append(f"{self.folder.path} is being run by {holder}; see `verl-mixed stop`")
         return found or verls_problems(self.config)
+
+    def folder_problems(self) -> list[str]:
+        """What the run's folder has against a start, a sentence each."""
+        problem = self.next_start().problem
+        return [*([problem] if problem else []), *self.refused_changes()]
 
     def refused_changes(self) -> list[str]:
         """Changes of the config that would make a resumed run another run, a sentence each."""

@@ -150,8 +150,8 @@ class Retries:
     def _leave_if_stopped(self, failure: RunFailed) -> None:
         if self._is_stopped():
             raise RunStopped(
-                f"stopped after step {failure.step}, as asked, between two starts; the same "
-                f"command resumes the run; before that it failed: {failure.cause}"
+                f"stopped after step {failure.step}, as asked, between two starts; before "
+                f"that it failed: {failure.cause}"
             )
 
     def _wait_for_room(

@@ -10,7 +10,9 @@ from contextlib import suppress
 
 import psutil
 
+from config.lookup import at
 from verl_mixed.launch import processes
+from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import Holder, RunFolder
 from verl_mixed.run.text import clock
 
@@ -48,7 +50,9 @@ def stop(folder: RunFolder, grace_s: float) -> bool:
         print(f"ended {left} processes that the launcher left behind")
     folder.stop_request.unlink(missing_ok=True)
     saved = folder.saved_step()
-    checkpoint = f"global_step_{saved} (the same command resumes there)" if saved else "none"
+    mode = at(load_config(folder.config), "trainer.resume_mode") if saved else "auto"
+    resumes = "the same command" if mode == "auto" else "the same command with resume_mode=auto"
+    checkpoint = f"global_step_{saved} ({resumes} resumes there)" if saved else "none"
     print(f"last step {folder.last_step()}, last checkpoint {checkpoint}")
     return folder.holder() is None and not processes.of_run(folder.path)
 

@@ -83,11 +83,11 @@ class ToolServer:
         if (reason := self._server.why_ended()) is None:
             return
         log, most = self._server.log, self._settings.restarts
-        resumes = f"; its log is {log}; the same command resumes"
+        read = f"; its log is {log}"
         if self._settings.per_node:  # it has started the servers of the nodes again itself
-            raise RunFailed(f"the tool servers of the nodes ended: {reason}{resumes}")
+            raise RunFailed(f"the tool servers of the nodes ended: {reason}{read}")
         if self._restarts == most:
-            raise RunFailed(end_words(self._url, reason, most) + resumes)
+            raise RunFailed(end_words(self._url, reason, most) + read)
         self._restarts += 1
         words = restart_words(self._url, reason, self._restarts, most)
         self._say(f"WARNING {words}; its log is {log}")

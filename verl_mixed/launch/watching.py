@@ -45,12 +45,10 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
     code = _wait_for_end(running, reader, view)
     folder = plan.folder
     if code != 0:
-        saved = folder.saved_step()
-        resumes = f"resumes from checkpoint global_step_{saved}" if saved else "begins again"
         why = _why_failed(plan, running, code)
         raise RunFailed(
             f"{why.words}\nThe log is {folder.log}. {folder.last_step()} of "
-            f"{plan.total_steps} steps have metrics; the same command {resumes}.",
+            f"{plan.total_steps} steps have metrics; the same command {plan.next_start().action}.",
             cause=why.cause,
             step=folder.last_step(),
             mends=why.mends,
@@ -59,7 +57,7 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
         if folder.stop_request.exists():
             raise RunStopped(
                 f"stopped after step {folder.last_step()} of {plan.total_steps}, as asked; the "
-                f"same command resumes from checkpoint global_step_{folder.saved_step()}"
+                f"same command {plan.next_start().action}"
             )
         raise RunFailed(
             f"the trainer ended after step {folder.last_step()} of {plan.total_steps} without an "

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from config.schema import ConfigError
 from verl_mixed.run.compose import SHIPPED_EPOCHS, compose_config, load_config, resolving
+from verl_mixed.run.next_start import next_start
 from verl_mixed.run.settings import SETTINGS, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder, RunHeld
 
@@ -35,10 +36,10 @@ class RunFacts:
     """Step after which the run is complete; 0 if the config does not say."""
 
     checkpoint: int
-    """Step of the checkpoint that the next start resumes from; 0 if there is none."""
+    """Step of the checkpoint that the next start resumes from; 0 if it begins with step 1."""
 
     done: int
-    """1 if the run is complete, else 0."""
+    """1 if the run is complete and the next start trains nothing, else 0."""
 
 
 def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
@@ -70,13 +71,16 @@ def facts_of(config: DictConfig) -> RunFacts:
     total = total if isinstance(total, int) else 0  # the check of numbers reports another value
     if (epochs := OmegaConf.select(config, "trainer.total_epochs")) != SHIPPED_EPOCHS:
         total = _steps_of_epochs(folder, epochs)
+    keys = ("resume_mode", "resume_from_path")
+    trainer = {key: OmegaConf.select(config, f"trainer.{key}") for key in keys}
+    start = next_start(folder, {"trainer": trainer}, total)
     return RunFacts(
         folder=str(RUNS / name),
         holder=holder_words(folder),
-        step=folder.last_step(),
+        step=start.seen,
         total=total,
-        checkpoint=folder.saved_step(),
-        done=int(bool(total) and folder.is_done(total)),
+        checkpoint=start.step,
+        done=int(start.is_complete),
     )
 
 

@@ -19,14 +19,14 @@ from typing import IO, Any
 from agent_loop.records.run_folder import (
     LOCK_FILE,
     STOP_FILE,
+    checkpoint_to_resume,
     is_claimed,
     read_metrics,
-    tracked_step,
-    whole_checkpoint,
 )
 from config.disk import naming
 from config.lookup import flatten
 from config.schema import ControlConfig
+from samplers.ledger import last_step_of, read_ledger
 
 HARMLESS = (
     r"trainer\.(total_training_steps|total_epochs|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",
@@ -187,10 +187,10 @@ class RunFolder:
         return self.last_step() > 0 or any((self.path / "checkpoints").glob("global_step_*"))
 
     def saved_step(self) -> int:
-        """Step of the last whole checkpoint; 0 without one."""
-        checkpoints = self.path / "checkpoints"
-        step = tracked_step(checkpoints)
-        return whole_checkpoint(checkpoints) if step is None else step
+        """Step of the checkpoint that the run goes on from by itself; 0 without one."""
+        return checkpoint_to_resume(
+            self.path / "checkpoints", lambda: last_step_of(read_ledger(self.ledger))
+        )
 
     def wandb_run_id(self) -> str:
         """The run's id at Weights & Biases, made at the first start and kept."""

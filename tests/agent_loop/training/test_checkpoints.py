@@ -21,6 +21,8 @@ from agent_loop.records.run_folder import MetricsFile, trajectory_files, write_l
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.trainer import MixedColocateAsyncTrainer, MixedSyncTrainer
 from samplers.ledger import Ledger
+from verl_mixed.run.next_start import next_start
+from verl_mixed.run.state import RunFolder
 
 WEIGHTS, QUEUE = 20_000, 10_000
 """Bytes in a checkpoint."""
@@ -259,6 +261,29 @@ def test_a_kill_does_not_lead_to_a_checkpoint_of_steps_that_were_given_up(tmp_pa
     (run.checkpoints / "latest_checkpointed_iteration.txt").write_text("")  # killed as it wrote
     run.overrides["resume_mode"] = "auto"
     assert run.start().trainer.global_steps == 3
+
+
+@pytest.mark.parametrize("tracker", ["3", "", None])  # "": a kill left it empty
+@pytest.mark.parametrize("mode", ["auto", "disable", "own", "elsewhere"])
+def test_verl_goes_on_from_the_checkpoint_that_a_start_names(
+    tmp_path: Path, mode: str, tracker: str | None
+) -> None:
+    run, other = Run(tmp_path / "run", keep=None), Run(tmp_path / "other", keep=None)
+    other.start().train(7)
+    run.start().train(3)
+    (path := run.checkpoints / "latest_checkpointed_iteration.txt").unlink()
+    if tracker is not None:
+        path.write_text(tracker)
+    own, elsewhere = run.checkpoints / "global_step_2", other.checkpoints / "global_step_5"
+    named = {"own": own, "elsewhere": elsewhere}.get(mode)
+    run.overrides["resume_mode"] = "resume_path" if named else mode
+    run.overrides["resume_from_path"] = named and str(named)
+
+    said = next_start(RunFolder(run.path), {"trainer": run.overrides}, 9)
+
+    assert run.start().trainer.global_steps == said.step
+    resumed = run.checkpoints / "global_step_3" if mode == "auto" and tracker is not None else None
+    assert said.checkpoint == (named or resumed)
 
 
 def test_a_checkpoint_that_is_written_again_has_nothing_of_the_old_one(tmp_path: Path):

@@ -1334,7 +1334,7 @@ def test_checkpoints_that_would_not_be_kept_as_said_are_refused(
 
 @pytest.mark.slow
 def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_path: Path) -> None:
-    folder = tmp_path / "global_step_3"
+    folder = tmp_path / "global_step_2"
     named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}")
     (found,) = problems_of(run_environ, "trainer.resume_mode=resume_path")
     assert "trainer.resume_from_path=None: want the folder global_step_N" in found
@@ -1343,6 +1343,12 @@ def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_p
     assert str(folder) in found
     (folder / "data.pt").touch()
     assert problems_of(run_environ, *named) == []
+    (found,) = problems_of(run_environ | {"TOTAL_TRAINING_STEPS": "2"}, *named)
+    assert "no step is left after it, with trainer.total_training_steps=2" in found
+    for mode in ("auto", "disable"):
+        (found,) = problems_of(run_environ, f"trainer.resume_mode={mode}", named[1])
+        assert found.startswith("trainer.resume_from_path=") and f"here it is {mode!r}" in found
+        assert "remove it, or set trainer.resume_mode=resume_path" in found
 
 
 def test_rewards_that_nobody_would_ask_are_named(problems_with: ProblemsWith) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from agent_loop.records.run_folder import read_lines, write_lines
 from config.lookup import at
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
+from verl_mixed.launch.dry_run import dry_run
 from verl_mixed.launch.launcher import train
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.launch.processes import of_run
 from verl_mixed.launch.retries import KILLED
 from verl_mixed.launch.stop import stop
 from verl_mixed.launch.summary import changes_table
+from verl_mixed.run.name import facts
 from verl_mixed.run.state import RunFolder, changes_of_resume
 from verl_mixed.run.versions import commit_of
 
@@ -136,8 +139,64 @@ def test_more_steps_continue_a_complete_run(run_environ: RunEnviron) -> None:
     code, screen = start(run_environ | {"TOTAL_TRAINING_STEPS": "5"})
 
     assert code == GOOD, screen
-    assert "resuming, 3 of 5 steps seen" in screen
+    assert "(3 of 5 steps seen; resumes from checkpoint global_step_3)" in screen
     assert "step 3/5" not in screen and "step 4/5" in screen and "step 5/5" in screen
+
+
+@pytest.mark.parametrize("ended", ["in step 1", "complete"])
+@pytest.mark.parametrize(
+    ("mode", "path", "first"),
+    [
+        ("auto", None, {"in step 1": 2}),
+        ("disable", None, {"in step 1": 1, "complete": 1}),
+        ("resume_path", "runs/trial/checkpoints/global_step_1", {"in step 1": 2, "complete": 2}),
+        ("resume_path", "elsewhere/global_step_2", {"in step 1": 3, "complete": 3}),
+    ],
+)
+def test_a_dry_run_and_a_start_say_what_the_trainer_does(
+    ended: str, mode: str, path: str | None, first: dict[str, int], run_environ: RunEnviron
+) -> None:
+    Path("elsewhere/global_step_2").mkdir(parents=True)
+    Path("elsewhere/global_step_2/data.pt").touch()
+    start(run_environ | ({"FAKE_TRAINER": "error"} if ended == "in step 1" else {}))
+    resume = [
+        f"trainer.resume_mode={mode}",
+        *([f"trainer.resume_from_path={path}"] if path else []),
+    ]
+
+    lines, problems, _ = dry_run(resume, run_environ)
+    found = facts(resume, run_environ)
+    code, screen = start(run_environ, *resume)
+
+    of_another_run = path is not None and "elsewhere" in path and ended != "complete"
+    assert (problems, code) == ([], NOT_GOOD if of_another_run else GOOD), screen
+    (said,) = (line.partition("(")[2] for line in lines if line.startswith("run "))
+    began = [int(line) for line in Path("runs/trial/starts").read_text().splitlines()][1:]
+    assert began == [step for end, step in first.items() if end == ended]
+    if not began:
+        assert said == "complete, 3 of 3 steps seen; trains nothing)" and "complete: " in screen
+        assert found.done
+        return
+    assert f"({said}" in screen
+    assert (found.done, found.checkpoint) == (0, began[0] - 1)
+    assert all((f"step {step}/3" in screen) == (step >= began[0]) for step in (1, 2, 3))
+    words = {1: "begins again with step 1)", 2: "checkpoint global_step_1)", 3: "global_step_2)"}
+    assert said.endswith(words[began[0]]) and ("elsewhere" in said) == (began[0] == 3)
+
+
+def test_a_checkpoint_that_is_gone_does_not_begin_a_run_again_unasked(
+    run_environ: RunEnviron,
+) -> None:
+    start(run_environ | {"FAKE_TRAINER": "error"})
+    shutil.rmtree("runs/trial/checkpoints/global_step_1")
+
+    _, (problem,), _ = dry_run([], run_environ)
+    code, screen = start(run_environ)
+
+    assert code == USAGE and problem in screen
+    assert "checkpoints/global_step_1 is gone" in problem and "resume_mode=disable" in problem
+    code, screen = start(run_environ, "trainer.resume_mode=disable")
+    assert code == GOOD and "1 of 3 steps seen; begins again with step 1" in screen
 
 
 def test_a_failed_run_names_its_reason_and_log_and_goes_on_after(run_environ: RunEnviron) -> None:
@@ -150,7 +209,7 @@ def test_a_failed_run_names_its_reason_and_log_and_goes_on_after(run_environ: Ru
 
     code, screen = start(run_environ)
     assert code == GOOD, screen
-    assert "resuming, 1 of 3 steps seen" in screen
+    assert "(1 of 3 steps seen; resumes from checkpoint global_step_1)" in screen
 
 
 @pytest.mark.parametrize(
@@ -274,7 +333,7 @@ def test_a_line_of_metrics_that_is_none_keeps_no_run_from_going_on_and_is_said(
 
     code, screen = start(run_environ)
 
-    assert "resuming, 1 of 3 steps seen" in screen and "step 3/3" in screen
+    assert "1 of 3 steps seen; resumes" in screen and "step 3/3" in screen
     assert "metrics.jsonl: 1 line cannot be read and was passed over" in screen
     assert code == NOT_GOOD  # what was lost is not proven
 
@@ -442,7 +501,7 @@ def test_an_interrupted_launcher_ends_its_trainer(
     screen, _ = hanging_launcher.communicate(timeout=DEADLINE_S)
 
     assert hanging_launcher.returncode == INTERRUPTED
-    assert b"the same command resumes the run" in screen
+    assert b"the same command resumes from checkpoint global_step_1" in screen
     assert RunFolder(Path("runs/trial")).report.exists()
     assert of_run(Path("runs/trial").absolute()) == []
 
@@ -511,7 +570,7 @@ def test_what_a_killed_launcher_left_is_ended_and_said(
 
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"not running: {folder.path}"
-    assert said[-1] == "last step 1, last checkpoint none"
+    assert said[-1] == "last step 1, last checkpoint global_step_1 (the same command resumes there)"
     psutil.wait_procs([trainer], timeout=DEADLINE_S)  # the kernel may still be busy with it
     assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
 

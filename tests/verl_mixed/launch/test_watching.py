@@ -42,7 +42,9 @@ def failure_of(folder: Path, code: int | None, lost: str = "", lost_actor: str =
         server=None,
         cluster=cast(Any, cluster),
     )
-    plan = cast(Any, SimpleNamespace(folder=run, total_steps=9, cluster="10.0.0.1:6379"))
+    start = SimpleNamespace(action="begins again with step 1")
+    plan: Any = SimpleNamespace(folder=run, total_steps=9, cluster="10.0.0.1:6379")
+    plan.next_start = lambda: start
     with pytest.raises(RunFailed) as caught:
         watch_run(plan, running, cast(Any, Screen()), cast(Any, Screen()))
     return caught.value

@@ -75,7 +75,7 @@ def test_a_held_run_names_its_launcher_its_step_and_its_checkpoint() -> None:
     with folder.claim():
         folder.metrics.write_text(json.dumps({"step": 7, "time": 0.0, "metrics": {}}) + "\n")
         checkpoints = folder.path / "checkpoints"
-        checkpoints.mkdir()
+        (checkpoints / "global_step_5").mkdir(parents=True)
         (checkpoints / "latest_checkpointed_iteration.txt").write_text("5")
 
         found = facts([], {"PROFILE": "laptop"})

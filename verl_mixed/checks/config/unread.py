@@ -238,6 +238,7 @@ READERS: tuple[Reader, ...] = (
     # alarms
     Reader("mixed.infra_error_window", STOPPING),
     Reader("mixed.wandb_artifacts", TO_WANDB),
+    Reader("trainer.resume_from_path", "trainer.resume_mode", ("resume_path",)),
     *(
         Reader(key, by, (value,))
         for key in ("mixed.max_probs_diff", "mixed.drift.warn_probs_diff")

@@ -71,7 +71,7 @@ class RunReader:
 
         self._now = now
         self._metrics, self._log = MetricsTail(folder.metrics), LogTail(folder.log, now, log_from)
-        self._config_time = -1
+        self._config_time, self._resume_mode = -1, "auto"
         self._limiter_file = folder.path / "rate_limit.state"
         self._board: Board | None = None
         self._error: str | None = None
@@ -109,7 +109,9 @@ class RunReader:
             return False
         self._config_time = written
         try:
-            self.total_steps = int(at(load_config(path), "trainer.total_training_steps"))
+            config = load_config(path)
+            self._resume_mode = at(config, "trainer.resume_mode", "auto")
+            self.total_steps = int(at(config, "trainer.total_training_steps"))
             self._limiter_file = Path(state_file_of(self.folder.path))
         except (ConfigError, BrokenFile, OmegaConfBaseException, TypeError, ValueError):
             self.total_steps = None  # the screen shows a ? for it
@@ -143,7 +145,8 @@ class RunReader:
             return State(phase=Phase.FAILED, text=text)
         saved = self.folder.saved_step()
         text = f"stopped after step {step}"
-        text += f", goes on from checkpoint global_step_{saved}" if saved else ", no checkpoint"
+        goes_on = ", goes on from" if self._resume_mode == "auto" else ", last"
+        text += f"{goes_on} checkpoint global_step_{saved}" if saved else ", no checkpoint"
         return State(phase=Phase.STOPPED, text=text)
 
     def _running(self, by: str, is_here: bool) -> State:

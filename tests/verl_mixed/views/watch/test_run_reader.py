@@ -113,7 +113,7 @@ def test_a_stopped_run_names_the_checkpoint_that_it_goes_on_from(tmp_path: Path)
     folder = run_of(tmp_path / "run", steps=2)
     checkpoint = folder.path / "checkpoints" / "global_step_2"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "data.pt").touch()
+    (checkpoint.parent / "latest_checkpointed_iteration.txt").write_text("2")
 
     text = read(folder).state().text
 
