@@ -158,13 +158,14 @@ def prepare(
         OSError: an input is missing, or an output cannot be written.
         KeyboardInterrupt: from the user; the draft remains, and the same call continues from there.
     """
-    named = _options(kind, options or {})
-    job = _Job(
-        kind=kind,
-        files=_inputs_of(kind, inputs, split, named),
-        outputs=outputs_of(output, split, validation_output, choice.validation),
+    job = _job(
+        kind,
+        inputs,
+        outputs_of(output, split, validation_output, choice.validation),
+        options or {},
+        source,
+        agent,
         choice=choice,
-        options={**named, "source": source or kind.name, "agent": agent or kind.agent},
         tokenizer=tokenizer,
         skip_bad=skip_bad,
         progress=progress,
@@ -187,6 +188,43 @@ def prepare(
         return done
 
 
+def fingerprint_of(
+    kind: Kind,
+    inputs: Sequence[Path],
+    *,
+    split: str,
+    options: Mapping[str, Any],
+    source: str,
+    agent: str | None,
+) -> str:
+    """Everything that decides the rows of `prepare`, as JSON; `inputs` are files by path, size and
+    time.
+
+    Raises:
+        ValueError, OSError: as `prepare`.
+    """
+    return _job(kind, inputs, [Output(Path(), split)], options, source, agent).fingerprint()
+
+
+def _job(
+    kind: Kind,
+    inputs: Sequence[Path | str],
+    outputs: list[Output],
+    options: Mapping[str, Any],
+    source: str | None,
+    agent: str | None,
+    **rest: Any,
+) -> "_Job":
+    named = _options(kind, options)
+    return _Job(
+        kind=kind,
+        files=_inputs_of(kind, inputs, outputs[0].split, named),
+        outputs=outputs,
+        options={**named, "source": source or kind.name, "agent": agent or kind.agent},
+        **rest,
+    )
+
+
 def _remove(drafts: Iterable[Draft]) -> None:
     for draft in drafts:
         draft.remove()
@@ -205,11 +243,11 @@ class _Job:
     kind: Kind
     files: list[RecordFile] | list[MadeRecords]
     outputs: list[Output]
-    choice: Choice
     options: dict[str, Any]
-    tokenizer: Tokenizer | None
-    skip_bad: bool
-    progress: Callable[[PrepareProgress], None]
+    choice: Choice = _EVERYTHING
+    tokenizer: Tokenizer | None = None
+    skip_bad: bool = False
+    progress: Callable[[PrepareProgress], None] = lambda _: None
 
     def check(self) -> None:
         failed = f"cannot prepare {self.outputs[0].path}"

@@ -27,6 +27,8 @@ GROUP_ROWS = 8192
 GROUP_BYTES = 64 << 20
 """A row group is written at the first of these limits."""
 
+_COMPARED_ROWS = 1024
+
 _METADATA = b"verl_mixed.prepare"
 
 
@@ -123,6 +125,20 @@ class RowFile:
         at = SCHEMA.get_field_index("extra_info")
         info = pa.StructArray.from_arrays(columns, fields=fields)
         self._writer.write_table(table.set_column(at, SCHEMA.field(at), info), len(table))
+
+
+def has_same_rows(one: Path, other: Path) -> bool:
+    """Whether two files hold the same rows in the same order; not if one of them is none."""
+    try:
+        with pq.ParquetFile(one) as mine, pq.ParquetFile(other) as its:
+            return mine.metadata.num_rows == its.metadata.num_rows and all(
+                batch.equals(same)
+                for batch, same in zip(
+                    mine.iter_batches(_COMPARED_ROWS), its.iter_batches(_COMPARED_ROWS), strict=True
+                )
+            )
+    except (OSError, ValueError):
+        return False
 
 
 def publish(outputs: Sequence[Output]) -> None:

@@ -7,7 +7,6 @@ names.
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from shutil import copy
 from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
@@ -41,9 +40,6 @@ def dry_run(
     raw = _raw_files(config)
     with TemporaryDirectory() as folder:
         prepared = Path(folder)
-        for profile in PREPARED.glob("*/*.profile.jsonl"):  # a start finds them beside its rows
-            (prepared / profile.parent.name).mkdir(exist_ok=True)
-            copy(profile, prepared / profile.parent.name)
         plan = plan_of(config, choices, overrides, prepared)
         run = RUNS / plan.folder.path.name
         state = plan.next_start().words(plan.length)
@@ -58,7 +54,14 @@ def dry_run(
             kept = ", ".join(f"<time>-{path.name}" for path in config_files)
             lines.append(f"config       kept in {run}/config as {kept}")
         lines += [f"data         {line}" for line in _data(plan, prepared)]
-        lines += [f"first        {file}: {what}" for file, what in raw.items()]
+        for name, key, files in raw:
+            source = at(plan.config, f"mixed.sources.{name}")
+            lines += [
+                f"first        {Path(file)}: its rows of kind {source['kind']} are prepared for "
+                f"source {name}"
+                for file, rows in zip(files, files_at(source, key)[-len(files) :], strict=False)
+                if prepared in Path(rows).parents  # where a start finds none that are prepared
+            ]
         has_model = _MODEL not in unset_keys(plan.config)
         model = at(plan.config, _MODEL) if has_model else f"none; set {VARIABLES[_MODEL]}"
         lines.append(f"model        {model}")
@@ -74,20 +77,23 @@ def dry_run(
         lines += [f"warning      {warning}" for warning in plan.warnings()]
         lines.append("dry run: nothing was started or written")
         problems = plan.every_problem()
-        shown = [each.replace(folder, str(PREPARED)) for each in problems]
-    return [line.replace(folder, str(PREPARED)) for line in lines], shown, missing
+    lines, shown = (
+        [line.replace(folder, str(PREPARED.absolute())) for line in words]
+        for words in (lines, problems)
+    )
+    return lines, shown, missing
 
 
-def _raw_files(config: DictConfig) -> dict[str, str]:
-    """Raw file -> what a start does with it first."""
+def _raw_files(config: DictConfig) -> list[tuple[str, str, list[str]]]:
+    """Source, key and raw files of each source that names some."""
     sources = config.mixed.sources
-    return {
-        str(Path(file)): f"its rows of kind {kind} are prepared for source {name}"
+    return [
+        (str(name), key, files)
         for name, source in (sources.items() if isinstance(sources, DictConfig) else ())
-        if isinstance(source, DictConfig) and isinstance(kind := source.get("kind"), str)
+        if isinstance(source, DictConfig) and isinstance(source.get("kind"), str)
         for key in ("files", "val_files")
-        for file in files_at(source, key)
-    }
+        if (files := files_at(source, key))
+    ]
 
 
 def _data(plan: Plan, prepared: Path) -> Iterator[str]:

@@ -101,6 +101,9 @@ class Plan:
     epochs: int | None = None
     """Passes of the mixture that `total_steps` was computed of; None if the steps were set."""
 
+    prepared: Path = PREPARED
+    """Folder of the rows that are prepared; that of a dry run is removed again."""
+
     cluster: str | None = None
     """Address of the Ray cluster that the run joins; None if it starts its own Ray."""
 
@@ -198,20 +201,26 @@ class Plan:
         def has_no_effect(key: str) -> bool:
             # a release that did not refuse the key may have started the run with it
             is_gone = at(self.config, key, _GONE) is _GONE and is_unknown(key)
+            is_prepared_again = key.endswith("files") and files_at(before, key) == [
+                file.replace(os.path.abspath(self.prepared), os.path.abspath(PREPARED))
+                for file in files_at(self.config, key)
+            ]
             is_moved = key == LOOPS_FILE and _is_shipped_elsewhere(before, self.config)
             return (
                 is_gone
                 or is_moved
+                or is_prepared_again
                 or any(
                     all(is_idle(key, config) for config in (before, self.config))
                     for is_idle in (is_unread, is_unused_template)
                 )
             )
 
+        raw = " (the raw file, its kind and kind_options as they were)"
         return [
-            f"{change} in {folder.path}: the run was started with the old value; set it back to "
-            "resume, or choose another EXPERIMENT_NAME (a changed mixture: "
-            "mixed.on_change=continue)"
+            f"{change} in {folder.path}: the run was started with the old value; set it back"
+            f"{raw * (f'/{PREPARED}/' in change)} to resume, or choose another EXPERIMENT_NAME (a "
+            "changed mixture: mixed.on_change=continue)"
             for change in changes_of_resume(before, self.config, has_no_effect)
         ]
 
@@ -271,7 +280,8 @@ def plan_of(
     address = _cluster_to_join(config)
     generated = use_generated_data(config)
     corpus = corpus_beside(config, generated)  # before raw files are replaced by prepared ones
-    add_files_of_sources(config, prepared)
+    before = folder.config.exists() and folder.has_trained() and load_config(folder.config)
+    add_files_of_sources(config, prepared, before or None)
     has_rows = generated is None or is_made(generated)
     epochs = settle_steps(config, overrides, changed, has_rows=has_rows)
     if config.trainer.experiment_name is None:
@@ -290,6 +300,7 @@ def plan_of(
     return Plan(
         generated=generated,
         corpus=corpus,
+        prepared=prepared,
         epochs=epochs,
         changed=changed,
         added=added,

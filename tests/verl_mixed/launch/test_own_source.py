@@ -2,17 +2,25 @@
 data or the reward is new."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from config.lookup import at
+from config.lookup import at, files_at
 from config.schema import ConfigError
+from samplers.adaptive.profiles import RowProfile, read_profile, row_ids_of, write_profile
 from tests.verl_mixed.conftest import RunEnviron
-from verl_mixed.launch.plan import make_plan
+from verl_mixed.launch.dry_run import dry_run
+from verl_mixed.launch.plan import Plan, make_plan
+from verl_mixed.run.compose import save_config
 
 TRIVIA = [
     {"question": f"Who wrote book {n}?", "answer": f"Author {n}", "year": n} for n in range(9)
@@ -106,6 +114,103 @@ def test_its_files_are_prepared_once_and_join_those_of_the_run(
     before = Path(trained).stat()
     assert make_plan(arguments, run_environ).config == config
     assert Path(trained).stat() == before  # not written again
+
+
+def rows_of(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """File of the source -> its rows."""
+    keys = ("mixed.sources.trivia.files", "mixed.sources.trivia.val_files")
+    return {file: rows_in(file) for key in keys for file in files_at(config, key)}
+
+
+def rows_in(file: str) -> list[dict[str, Any]]:
+    return pq.read_table(file).to_pylist()
+
+
+def started(plan: Plan) -> Plan:
+    """The plan, of a run that has trained a step."""
+    (plan.folder.path / "checkpoints" / "global_step_1").mkdir(parents=True)
+    (plan.folder.path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    save_config(plan.config, plan.folder.config)
+    return plan
+
+
+@pytest.mark.slow
+def test_rows_are_named_by_the_content_that_they_were_made_of(
+    run_environ: RunEnviron, outside: Path
+) -> None:
+    arguments = [f"hydra.searchpath=['file://{outside}']", "mixture=mine"]
+    first = rows_of(make_plan(arguments, run_environ).config)
+    file, text = outside / "trivia.json", (outside / "trivia.json").read_text()
+
+    file.write_text(text.replace("Author 1", "Author 7"))  # of the same size
+    second = rows_of(make_plan(arguments, run_environ).config)
+    kind = ["+mixed.sources.trivia.kind_options={question_field: answer, answer_field: question}"]
+    third = rows_of(make_plan([*arguments, *kind], run_environ).config)
+    file.write_text(text)  # at another time
+    fourth = rows_of(make_plan(arguments, run_environ).config)
+
+    trained = [next(iter(found)) for found in (first, second, third, fourth)]
+    assert trained[0] == trained[3] and len(set(trained)) == 3
+    assert first == fourth
+    for found in (first, second, third):
+        assert all(rows_in(file) == rows for file, rows in found.items())
+    assert len(list(Path("data/prepared/trivia").glob("*.validation.parquet"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", ["by this release", "by 1.1.0", "by a kind that is written anew"])
+@pytest.mark.parametrize("since", ["nothing", "the time", "the content", "prepared rows removed"])
+def test_a_run_keeps_its_rows_and_a_start_and_a_dry_run_say_so(
+    since: str, named: str, run_environ: RunEnviron, outside: Path
+) -> None:
+    arguments = [f"hydra.searchpath=['file://{outside}']", "mixture=mine", "prompts=instructed"]
+    plan = make_plan(arguments, run_environ)
+    if named != "by this release":  # 1.1.0 named them by the path of the raw file
+        text = json.dumps(plan.config)
+        for file in rows_of(plan.config):
+            old = re.sub(r"\.\w{8}\.", ".0a1b2c3d.", file)
+            Path(file).rename(old)
+            text = text.replace(file, old)
+            if named == "by a kind that is written anew":
+                pq.write_table(pq.read_table(old), old)  # no account of how it was made
+        plan = replace(plan, config=json.loads(text))
+    before = rows_of(started(plan).config)
+    if since == "the time":
+        (outside / "trivia.json").write_text((outside / "trivia.json").read_text())
+    if since == "the content":
+        (outside / "trivia.json").write_text(json.dumps(TRIVIA[:5]))
+    if since == "prepared rows removed":
+        shutil.rmtree("data")
+
+    lines, problems, _ = dry_run(arguments, run_environ)
+    again = make_plan(arguments, run_environ)
+
+    assert [each for each in problems if "was started" in each] == again.folder_problems()
+    if since == "the content" or (since == "prepared rows removed" and "release" not in named):
+        assert any("mixed.sources.trivia.files" in each for each in problems)
+        assert since != "the content" or {file: rows_in(file) for file in before} == before
+        return
+    assert problems == [] and rows_of(again.config) == before
+    assert any("resumes from checkpoint global_step_1" in line for line in lines)
+    prepared = [line for line in lines if "are prepared for source" in line]
+    again_by_name = {"prepared rows removed": 2, "the time": 1 if "release" in named else 0}
+    assert len(prepared) == again_by_name.get(since, 0)
+
+
+@pytest.mark.slow
+def test_a_profile_holds_for_the_rows_that_an_edited_file_still_has(
+    run_environ: RunEnviron, outside: Path
+) -> None:
+    arguments = [f"hydra.searchpath=['file://{outside}']", "mixture=mine"]
+    (file,) = at(make_plan(arguments, run_environ).config, "mixed.sources.trivia.files")
+    ids = row_ids_of([file])["trivia"]
+    one = RowProfile(row_id=ids[0], trials=2, passed=1, low=0.1, high=0.9, by="a test")
+    write_profile(file, [one])
+    (outside / "trivia.json").write_text(json.dumps(TRIVIA[:5]))
+
+    (other,) = at(make_plan(arguments, run_environ).config, "mixed.sources.trivia.files")
+
+    assert other != file and read_profile(other) == {ids[0]: one}
 
 
 @pytest.mark.slow
