@@ -1,9 +1,9 @@
 """All problems of a run config, before Ray starts.
 
 `preflight` combines the checks of `checks/config/` (the values of the config) and some of
-`checks/machine/` (the ports, tool servers, judges and packages of this machine). verl's own rules
-are repeated where breaking them would end a run late, in silence, or never (`utils/config.py`,
-`workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
+`checks/machine/` (ports, tool servers, judges, packages and the login to Weights & Biases). verl's
+own rules are repeated where breaking them would end a run late, in silence, or never
+(`utils/config.py`, `workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
 """
 
 import json
@@ -46,7 +46,7 @@ from verl_mixed.checks.config.tools import tool_problems
 from verl_mixed.checks.config.unread import unread_problems
 from verl_mixed.checks.finding import Finding, problems
 from verl_mixed.checks.machine.machine import ports
-from verl_mixed.checks.machine.services import ask_servers, judges
+from verl_mixed.checks.machine.services import ask_servers, judges, wandb
 from verl_mixed.checks.packages import entry_point
 from verl_mixed.run.compose import unset_problems
 from verl_mixed.run.name import name_problems
@@ -103,6 +103,7 @@ def preflight(
         found += machine_problems(config)
     found += problems(judges(config))
     found += problems(ports(config))
+    found += problems(wandb(config))
     if data:
         found += row_problems(config)
         found += example_problems(reward_examples(config, own_tool_server=own_tool_server))

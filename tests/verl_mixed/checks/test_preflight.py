@@ -1332,6 +1332,15 @@ def test_checkpoints_that_would_not_be_kept_as_said_are_refused(
     assert any(problem.startswith(key) and remedy in problem for problem in found)
 
 
+def test_a_key_of_weights_and_biases_that_cannot_be_one_keeps_a_run_from_starting(
+    problems_with: ProblemsWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "your_wandb_key")
+    (found,) = problems_with()
+    assert found.startswith("WANDB_API_KEY: API key must have 40+") and "WANDB_MODE=off" in found
+    assert problems_with("trainer.logger=[console]") == []
+
+
 @pytest.mark.slow
 def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_path: Path) -> None:
     folder = tmp_path / "global_step_2"

@@ -593,6 +593,57 @@ def test_a_sandbox_that_does_not_exist_is_named(config: Config):
     assert "castle" in only(services.tools(config, own_server=True)).words
 
 
+GOOD_KEY = "local-" + "0123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("environ", "netrc", "words"),
+    [
+        ({"WANDB_API_KEY": "your_wandb_key"}, "", "WANDB_API_KEY: API key must have 40+"),
+        ({"WANDB_API_KEY": f"{GOOD_KEY} "}, "", "cannot start or end with whitespace"),
+        ({"WANDB_API_KEY": f"{GOOD_KEY}!"}, "", "may only contain the letters"),
+        ({"WANDB_API_KEY": GOOD_KEY}, "", ""),
+        ({"WANDB_API_KEY": "header.payload.signature"}, "", ""),
+        ({"WANDB_API_KEY": GOOD_KEY, "WANDB_BASE_URL": "https://wandb.mine.org"}, "", ""),
+        ({"WANDB_API_KEY": GOOD_KEY, "WANDB_BASE_URL": "mine"}, "", "WANDB_BASE_URL='mine': "),
+        ({"WANDB_API_KEY": GOOD_KEY, "WANDB_MODE": "on"}, "", "WANDB_MODE='on': Input should be"),
+        ({"WANDB_API_KEY": "no", "WANDB_MODE": "offline"}, "", ""),
+        ({"WANDB_API_KEY": "no", "WANDB_MODE": "disabled"}, "", ""),
+        ({"WANDB_API_KEY": "no", "WANDB_CONFIG_DIR": "settings"}, "", ""),
+        ({"WANDB_API_KEY": "", "WANDB_MODE": ""}, "short", ""),  # offline, and a warning
+        ({"WANDB_MODE": "online"}, "", "WANDB_MODE=online: there is no key for https://w.org"),
+        ({"WANDB_MODE": "online"}, "short", "the key of `wandb login`: API key must have 40+"),
+        ({"WANDB_MODE": "shared"}, GOOD_KEY, ""),
+    ],
+)
+def test_a_login_that_wandb_would_refuse_is_bad_before_a_start(
+    environ: dict[str, str],
+    netrc: str,
+    words: str,
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name, value in ({"HOME": ".", "WANDB_BASE_URL": "https://w.org"} | environ).items():
+        monkeypatch.setenv(name, value)
+    Path("settings").mkdir()
+    Path("settings/settings").write_text("[default]\nmode = offline\n")
+    Path(".netrc").write_text(f"machine w.org login user password {netrc}\n" if netrc else "")
+    Path(".netrc").chmod(0o600)
+    before = sorted(tmp_path.rglob("*"))
+
+    finding = only(services.wandb(config))
+
+    assert (finding.status == "bad", words in finding.words) == (bool(words), True), finding
+    if words:
+        assert environ.get("WANDB_API_KEY", GOOD_KEY).strip() not in finding.words
+        assert "WANDB_MODE=offline" in finding.remedy
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_wandb_without_a_key_stays_here_and_a_key_that_is_not_read_is_a_warning(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -611,7 +662,7 @@ def test_wandb_without_a_key_stays_here_and_a_key_that_is_not_read_is_a_warning(
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert only(services.wandb(config)).status == "ok"
     monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("WANDB_API_KEY", "key")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     assert only(services.wandb(config)).status == "ok"
 
     monkeypatch.setattr(os, "access", lambda path, mode: False)

@@ -11,6 +11,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ToolConfig
 from tool_server.wire.tokens import token_for
@@ -191,16 +193,49 @@ def wandb(config: Mapping[str, Any]) -> list[Finding]:
     folder = existing(Path(str(given)))
     if not os.access(folder, os.W_OK):
         return [bad("wandb", f"WANDB_DIR={given}: cannot write to {folder}", "name another")]
-    mode = os.environ.get("WANDB_MODE", "")
-    if mode in ("offline", "disabled", "dryrun"):
-        return [ok("wandb", f"WANDB_MODE={mode}, below {given}")]
-    if os.environ.get("WANDB_API_KEY"):
-        return [ok("wandb", f"with a key, below {given}")]
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"):
+        with suppress(ImportError):  # the check of packages reports it
+            return [_login(str(given))]
     words = f"no WANDB_API_KEY: offline, below {given}; `wandb sync` sends it later"
     if _in_netrc():
         remedy = "export WANDB_API_KEY: the key of `wandb login` is not read"
         return [warning("wandb", words, remedy)]
     return [ok("wandb", words)]
+
+
+def _login(folder: str) -> Finding:
+    """Whether `wandb.init` would log in, or need not; decided by wandb's own functions.
+
+    wandb adapter: 0.31, `_WandbInit.maybe_login`. Nothing is sent, so a key of the right form may
+    still be refused by the server.
+    """
+    from wandb import Settings
+    from wandb.errors import Error
+    from wandb.sdk.lib.wbauth import authenticate_session
+
+    home = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    given = {name: value for name, value in os.environ.items() if value}
+    correct = "correct it, or set WANDB_MODE=offline"
+    try:
+        settings = Settings(silent=True, settings_system=str(home / "settings"))
+        settings.update_from_system_settings()
+        settings.update_from_env_vars(given)
+        if settings.mode in ("offline", "disabled", "dryrun"):
+            return ok("wandb", f"WANDB_MODE={settings.mode}, below {folder}")
+        host = settings.base_url
+        login = authenticate_session(host=host, source="", prompt=False, update_session=False)
+    except ValidationError as error:
+        names = [f"WANDB_{each['loc'][0]!s}".upper() for each in error.errors()]
+        words = ", ".join(f"{name}={given.get(name)!r}" for name in names)
+        return bad("wandb", f"{words}: {error.errors()[0]['msg']}", correct)
+    except (Error, ValueError) as error:
+        place = "WANDB_API_KEY" if "WANDB_API_KEY" in given else "the key of `wandb login`"
+        why = str(error).removeprefix("WANDB_API_KEY invalid: ").rstrip(".")
+        return bad("wandb", f"{place}: {why}", correct)
+    if login is None:
+        words = f"WANDB_MODE={settings.mode}: there is no key for {host}"
+        return bad("wandb", words, "export WANDB_API_KEY, or set WANDB_MODE=offline")
+    return ok("wandb", f"with a key, below {folder}")
 
 
 def _in_netrc() -> bool:
