@@ -1,6 +1,6 @@
 """The training process: `python -m agent_loop.training.main CONFIG`.
 
-verl adapter: `trainer/main_ppo.py` at 0.9.1. This does what `main_ppo.main` does, with six
+verl adapter: `trainer/main_ppo.py` at 0.9.1. This does what `main_ppo.main` does, with seven
 differences:
 
 - It reads the resolved config in the run's folder.
@@ -11,6 +11,7 @@ differences:
 - Without a cluster it asks for a Ray of its own by name. `ray.init` without an address would join
   the Ray that an earlier `ray start` on this machine recorded, or fail if that Ray is gone.
 - The trainer stays on this node, because this node has the run's folder.
+- Ray chooses the port of its dashboard if it is the default one.
 """
 
 import json
@@ -27,7 +28,7 @@ from agent_loop.ray_path import keep_folder_off_workers
 from agent_loop.training.queue_namespace import VARIABLE
 from agent_loop.training.verl_config import refusals
 from config import child
-from config.environment import ENV_FORWARD
+from config.environment import DASHBOARD_PORT, ENV_FORWARD, why_taken
 from config.environments import EnvironmentEntry, as_environment
 from config.schema import ConfigError
 from config.tool_entries import ToolEntry, as_entry
@@ -93,7 +94,23 @@ def main(config_path: str) -> None:
         join(config)
     else:
         OmegaConf.update(config, _ADDRESS, "local", force_add=True)
+        let_ray_choose_a_port(config.ray_kwargs.ray_init)
     run_ppo(config, task_runner_class=_PinnedToThisNode(TaskRunnerV1))
+
+
+def let_ray_choose_a_port(ray_init: DictConfig) -> None:
+    """Leave the dashboard's port to Ray where it is the default one, or was taken since the check.
+
+    Ray then binds the first free port from 8265 on. A port that is named it only binds or fails, so
+    of two runs that start on one machine the second would end.
+    """
+    port = ray_init.get("dashboard_port")
+    host = ray_init.get("dashboard_host") or "127.0.0.1"
+    if not port or (port != DASHBOARD_PORT and why_taken(host, port) is None):
+        return
+    if port != DASHBOARD_PORT:
+        print(f"dashboard_port={port} was taken since the start; Ray takes another")
+    del ray_init["dashboard_port"]
 
 
 def join(config: DictConfig) -> None:

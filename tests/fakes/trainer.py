@@ -31,6 +31,7 @@ def main(config_path: str) -> None:
     config = load_config(Path(config_path))
     folder = Path(config_path).parent
     plan = plan_of(config)
+    print("Started a local Ray instance. View the dashboard at http://127.0.0.1:8299", flush=True)
     ledger = Ledger(folder / "ledger.jsonl")
     checkpoints = folder / "checkpoints"
     tracker, trainer = checkpoints / "latest_checkpointed_iteration.txt", config["trainer"]

@@ -21,7 +21,6 @@ from cluster.ray_cluster import ClusterUnreachable, ask
 from config.lookup import at
 from config.schema import ConfigError
 from verl_mixed.agentfly.files import keep_copies
-from verl_mixed.checks.machine.machine import with_free_dashboard
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.launch import processes
 from verl_mixed.launch.failure import RunFailed, RunStopped
@@ -182,7 +181,6 @@ def _start(
     say: Callable[[str], None],
 ) -> None:
     """Check the run, make its data, and note the start. ConfigError: it cannot start."""
-    with_free_dashboard(plan.config)
     _make_ready(plan, refused)
     _note_start(plan, arguments, environ, config_files, say)
 
@@ -222,12 +220,12 @@ def _note_start(
     folder.stop_request.unlink(missing_ok=True)
     say(f"run          {folder.path} ({plan.next_start().words(plan.length)})")
     say(f"log          {folder.log}")
-    if dashboard := dashboard_line(plan.config, plan.cluster, environ):
-        say(f"dashboard    {dashboard}")
     nodes = []
     if plan.cluster is not None:
         nodes = [node.ip for node in ask(plan.cluster).nodes]
         say(f"cluster      {plan.cluster} ({len(nodes)} nodes)")
+        if dashboard := dashboard_line(plan.config, plan.cluster, environ):
+            say(f"dashboard    {dashboard}")
     elif found := found_line(plan.config, environ):
         say(f"ray          {found}")
     for change in note(folder.versions, versions_now(nodes)):
@@ -271,6 +269,14 @@ def _run(
     if plan.own_tool_server and not environ.get("TOOL_SERVER_TOKEN"):
         # other machines of a cluster, and other users of this one, reach the tool server too
         environ = {**environ, "TOOL_SERVER_TOKEN": secrets.token_hex(16)}
+
+    def on_log(text: str) -> bool:
+        """Print where the dashboard of the run's own Ray is, once Ray has said it."""
+        line = None if plan.cluster else dashboard_line(plan.config, None, environ, text)
+        if line:
+            say(f"dashboard    {line}")
+        return line is not None
+
     children: list[subprocess.Popen[bytes]] = []
     is_started = False
     try:
@@ -299,7 +305,7 @@ def _run(
                     trainer=child, log_start=log_start, server=server, cluster=cluster
                 )
                 reader = RunReader(folder, log_from=log_start)
-                watch_run(plan, running, reader, view_on(console, reader, seen))
+                watch_run(plan, running, reader, view_on(console, reader, seen), on_log)
         finally:
             end_all(folder.path, children)
         return summarise(plan, console, say)

@@ -1,6 +1,7 @@
 """What a start prints about Ray: the address of its dashboard, and a Ray that it does not join."""
 
 import getpass
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,11 @@ from config.lookup import at
 
 LOOK_S = 1.0
 
+_SAID = re.compile(r"View the dashboard at \S*:(\d+)")
+
 
 def dashboard_line(
-    config: Mapping[str, Any], cluster: str | None, environ: Mapping[str, str]
+    config: Mapping[str, Any], cluster: str | None, environ: Mapping[str, str], log: str = ""
 ) -> str | None:
     """Where to open the dashboard, and the tunnel to it if this machine was reached by ssh.
 
@@ -20,14 +23,12 @@ def dashboard_line(
         config: the resolved run config.
         cluster: address of the cluster that the run joins, whose dashboard follows
             RAY_DASHBOARD_PORT; None if the run starts its own Ray.
+        log: text of train.log, where the run's own Ray says its port; None until it does.
         environ: with SSH_HEAD, the jumphost's ssh command for this machine, or SSH_CONNECTION.
     """
     ray_init = at(config, "ray_kwargs.ray_init", {})
-    host, port = ray_init.get("dashboard_host") or "127.0.0.1", ray_init.get("dashboard_port")
-    if cluster is not None:
-        port = environ.get("RAY_DASHBOARD_PORT")
-    elif not ray_init.get("include_dashboard"):
-        port = None
+    host, said = ray_init.get("dashboard_host") or "127.0.0.1", _SAID.search(log)
+    port = environ.get("RAY_DASHBOARD_PORT") if cluster is not None else said and said[1]
     if not port:
         return None
     if not host.startswith("127.") and host not in ("::1", "localhost"):

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.cluster_watch import ClusterWatch
@@ -35,14 +36,22 @@ class RunProcesses:
     """Watch of the cluster that the run joined."""
 
 
-def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) -> None:
+def watch_run(
+    plan: Plan,
+    running: RunProcesses,
+    reader: RunReader,
+    view: View,
+    on_log: Callable[[str], bool] | None = None,
+) -> None:
     """Show the run until the trainer ends.
+
+    `on_log` gets the end of the log until it returns True.
 
     Raises:
         RunFailed: the trainer failed or ended early, or the tool server ended too often.
         RunStopped: the run ended because it was asked to.
     """
-    code = _wait_for_end(running, reader, view)
+    code = _wait_for_end(running, reader, view, on_log)
     folder = plan.folder
     if code != 0:
         why = _why_failed(plan, running, code)
@@ -66,13 +75,22 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
         )
 
 
-def _wait_for_end(running: RunProcesses, reader: RunReader, view: View) -> int | None:
+def _wait_for_end(
+    running: RunProcesses, reader: RunReader, view: View, on_log: Callable[[str], bool] | None
+) -> int | None:
     """The trainer's exit code; None if it still runs `LOST_NODE_S` after it lost something."""
     lost_at = math.inf
+
+    def look() -> None:
+        nonlocal on_log
+        reader.read()
+        view.update(reader.state())
+        if on_log and on_log(reader.log_text):
+            on_log = None
+
     with view:
         while (code := running.trainer.poll()) is None:
-            reader.read()
-            view.update(reader.state())
+            look()
             if running.server is not None:
                 running.server.keep_up()
             if running.cluster is not None and (running.cluster.lost or running.cluster.lost_actor):
@@ -80,8 +98,7 @@ def _wait_for_end(running: RunProcesses, reader: RunReader, view: View) -> int |
             if time.monotonic() > lost_at + LOST_NODE_S:
                 break
             time.sleep(POLL_S)
-        reader.read()
-        view.update(reader.state())
+        look()
     return code
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from config.disk import write_whole
-from verl_mixed.checks.machine.machine import DASHBOARD_PORT, ports, with_free_dashboard
+from config.environment import DASHBOARD_PORT
+from verl_mixed.checks.machine.machine import ports
 from verl_mixed.cli import main
 from verl_mixed.run.settings import overrides_from
 from verl_mixed.run.state import RunFolder
@@ -163,15 +164,10 @@ def test_a_taken_port_of_the_dashboard_is_no_fault_of_the_config():
         holder = socket.socket()
     with holder:
         assert [found.status for found in ports(config)] == ["ok"]
-        with_free_dashboard(config)
-        chosen = config["ray_kwargs"]["ray_init"]["dashboard_port"]
-        assert chosen > DASHBOARD_PORT
         with socket.create_server(("127.0.0.1", 0)) as other:
             taken = other.getsockname()[1]
             config["ray_kwargs"]["ray_init"]["dashboard_port"] = taken
             assert [found.status for found in ports(config)] == ["bad"]
-            with_free_dashboard(config)
-            assert config["ray_kwargs"]["ray_init"]["dashboard_port"] == taken
 
 
 def test_a_folder_of_another_user_is_named(place: Path, monkeypatch: pytest.MonkeyPatch):

@@ -93,6 +93,7 @@ def test_a_run_ends_with_its_change_its_audit_and_its_report(run_environ: RunEnv
     folder = RunFolder(Path("runs/trial"))
     assert code == GOOD, screen
     assert "step 3/3" in screen
+    assert re.search("^dashboard    http://127.0.0.1:8299", screen, re.MULTILINE)
     assert "3 steps, trained prompts math 6, taco 6: every batch as planned" in screen
     assert "+0.30" in screen
     assert str(folder.report) in screen and folder.report.exists()

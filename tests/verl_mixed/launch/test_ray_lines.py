@@ -9,7 +9,13 @@ import pytest
 
 from verl_mixed.launch.ray_lines import dashboard_line, found_line
 
-OWN = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 8265}
+OWN = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 9999}
+SAID = (
+    "INFO worker.py:2029 -- Started a local Ray instance. View the dashboard at "
+    "\x1b[1m\x1b[32mhttp://127.0.0.1:8265\x1b[39m\x1b[22m\n"
+)
+"""In train.log. Ray has another port than the config names."""
+
 JUMP = {"SSH_HEAD": "ssh -J me@bastion 10.0.0.1"}
 HERE = "http://127.0.0.1:8265"
 TUNNEL = "-N -L 8265:127.0.0.1:8265"
@@ -38,7 +44,6 @@ def config_of(**ray_init: Any) -> dict[str, Any]:
         ),
         (OWN | {"dashboard_host": "10.0.0.1"}, None, JUMP, "http://10.0.0.1:8265"),
         (OWN | {"dashboard_host": "0.0.0.0"}, None, {}, f"http://{socket.gethostname()}:8265"),
-        (OWN | {"include_dashboard": False}, None, JUMP, None),
         ({}, "10.0.0.1:6379", JUMP, None),
         (
             {},
@@ -51,7 +56,8 @@ def config_of(**ray_init: Any) -> dict[str, Any]:
 def test_the_dashboard_has_an_address_to_open_and_a_tunnel_where_one_is_needed(
     ray_init: dict[str, Any], cluster: str | None, environ: dict[str, str], expected: str | None
 ) -> None:
-    assert dashboard_line(config_of(**ray_init), cluster, environ) == expected
+    assert dashboard_line(config_of(**ray_init), cluster, environ, SAID) == expected
+    assert cluster or dashboard_line(config_of(**ray_init), None, environ, "ray init") is None
 
 
 def test_a_ray_that_answers_is_named_and_one_that_is_gone_is_not(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import os
 import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from config.environment import DASHBOARD_PORT, why_taken
 from config.lookup import at
 from verl_mixed.checks.finding import Finding, bad, ok, warning
 
@@ -26,10 +26,6 @@ LEAST_INODES = 20_000
 LEAST_FILES = 4096
 """Ray says so; the soft limit it raises itself."""
 
-DASHBOARD_PORT = 8265
-"""Ray's default, and the one of our profiles."""
-
-DASHBOARD_PORTS = 50
 FULLEST = 0.95
 """Ray writes no more objects to a disk that is fuller."""
 
@@ -169,26 +165,14 @@ def ports(config: Mapping[str, Any]) -> list[Finding]:
     port = _dashboard_port(config)
     if port is None:
         return []
-    if (refusal := _refusal(config, port)) is None:
+    host = at(config, "ray_kwargs.ray_init.dashboard_host") or "127.0.0.1"
+    if (refusal := why_taken(host, port)) is None:
         return [ok("ports", f"{port} (Ray's dashboard) is free")]
     words = f"ray_kwargs.ray_init.dashboard_port={port}: {refusal}{_holder(port)}"
     if port == DASHBOARD_PORT:
-        return [ok("ports", f"{words}; a start takes the next free one")]
+        return [ok("ports", f"{words}; Ray takes the next free one")]
     remedy = "set RAY_DASHBOARD_PORT to a free port, or wait for the run that uses it"
     return [bad("ports", words, remedy)]
-
-
-def with_free_dashboard(config: dict[str, Any]) -> None:
-    """Replace Ray's default port of the dashboard by the next free one where it is taken.
-
-    Several runs of one machine then need no setting. A port that was chosen stays.
-    """
-    if _dashboard_port(config) != DASHBOARD_PORT:
-        return
-    for port in range(DASHBOARD_PORT, DASHBOARD_PORT + DASHBOARD_PORTS):
-        if _refusal(config, port) is None:
-            config["ray_kwargs"]["ray_init"]["dashboard_port"] = port
-            return
 
 
 def _dashboard_port(config: Mapping[str, Any]) -> int | None:
@@ -197,16 +181,6 @@ def _dashboard_port(config: Mapping[str, Any]) -> int | None:
     if ray_init.get("address") or not ray_init.get("include_dashboard", True):
         return None
     return int(ray_init.get("dashboard_port") or 0) or None
-
-
-def _refusal(config: Mapping[str, Any], port: int) -> str | None:
-    """Why nobody can listen there; None if it is free."""
-    host = at(config, "ray_kwargs.ray_init.dashboard_host") or "127.0.0.1"
-    try:
-        socket.create_server((host, port), reuse_port=False).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def _holder(port: int) -> str:

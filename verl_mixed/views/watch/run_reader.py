@@ -86,6 +86,11 @@ class RunReader:
         """How many finished lines of `metrics.jsonl` cannot be read."""
         return self._metrics.passed_over
 
+    @property
+    def log_text(self) -> str:
+        """The end of `train.log`, from the run's last start."""
+        return self._log.text
+
     def read(self) -> None:
         """Read what was added to the files.
 
