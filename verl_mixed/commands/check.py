@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
         for line in load.lines():
             print(line)
         print("---\n")
-    if plan.epochs:
+    if (start := plan.next_start()).seen or start.checkpoint:
+        print(f"note: {start.words(plan.length)}")
+    elif plan.epochs:
         print(f"note: {plan.length}")
     if pace := pace_words(plan.folder.lines()):
         print(f"note: so far, {pace}")

@@ -74,11 +74,18 @@ def next_start(folder: RunFolder, config: Mapping[str, Any], total_steps: int) -
             "back, name another (trainer.resume_mode=resume_path "
             "trainer.resume_from_path=...), or begin again (trainer.resume_mode=disable)"
         )
-    step = re.fullmatch(r"global_step_(\d+)", checkpoint.name) if checkpoint else None
+    named = re.fullmatch(r"global_step_(\d+)", checkpoint.name) if checkpoint else None
+    step = int(named[1]) if named else 0
+    if mode == "resume_path" and 0 < total_steps <= step:
+        problem = (
+            f"trainer.resume_from_path={given!r}: no step is left after it, with "
+            f"trainer.total_training_steps={total_steps}; raise that (TOTAL_TRAINING_STEPS), or "
+            "name an earlier checkpoint"
+        )
     return NextStart(
         seen=folder.last_step(),
         checkpoint=checkpoint,
-        step=int(step[1]) if step else 0,
+        step=step,
         is_complete=is_complete,
         is_own=checkpoint is None or checkpoint.parent == checkpoints,
         problem=problem,

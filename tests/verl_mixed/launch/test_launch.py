@@ -21,6 +21,7 @@ from rich.table import Table
 from agent_loop.records.run_folder import read_lines, write_lines
 from config.lookup import at
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
+from verl_mixed.cli import main
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.launch.dry_run import dry_run
 from verl_mixed.launch.launcher import train
@@ -155,7 +156,12 @@ def test_more_steps_continue_a_complete_run(run_environ: RunEnviron) -> None:
     ],
 )
 def test_a_dry_run_and_a_start_say_what_the_trainer_does(
-    ended: str, mode: str, path: str | None, first: dict[str, int], run_environ: RunEnviron
+    ended: str,
+    mode: str,
+    path: str | None,
+    first: dict[str, int],
+    run_environ: RunEnviron,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("elsewhere/global_step_2").mkdir(parents=True)
     Path("elsewhere/global_step_2/data.pt").touch()
@@ -166,12 +172,18 @@ def test_a_dry_run_and_a_start_say_what_the_trainer_does(
     ]
 
     lines, problems, _ = dry_run(resume, run_environ)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in run_environ.items():
+            patch.setenv(name, value)
+        assert main(["check", *resume]) == GOOD
+    checked = capsys.readouterr().out
     found = facts(resume, run_environ)
     code, screen = start(run_environ, *resume)
 
     of_another_run = path is not None and "elsewhere" in path and ended != "complete"
     assert (problems, code) == ([], NOT_GOOD if of_another_run else GOOD), screen
     (said,) = (line.partition("(")[2] for line in lines if line.startswith("run "))
+    assert f"note: {said.removesuffix(')')}\n" in checked
     began = [int(line) for line in Path("runs/trial/starts").read_text().splitlines()][1:]
     assert began == [step for end, step in first.items() if end == ended]
     if not began:
@@ -198,6 +210,17 @@ def test_a_checkpoint_that_is_gone_does_not_begin_a_run_again_unasked(
     assert "checkpoints/global_step_1 is gone" in problem and "resume_mode=disable" in problem
     code, screen = start(run_environ, "trainer.resume_mode=disable")
     assert code == GOOD and "1 of 3 steps seen; begins again with step 1" in screen
+
+
+def test_a_checkpoint_that_leaves_no_step_to_train_is_refused(run_environ: RunEnviron) -> None:
+    start(run_environ)
+    path = "trainer.resume_from_path=runs/trial/checkpoints/global_step_3"
+
+    _, (problem,), _ = dry_run(["trainer.resume_mode=resume_path", path], run_environ)
+    code, screen = start(run_environ, "trainer.resume_mode=resume_path", path)
+
+    assert code == USAGE and problem in screen
+    assert "no step is left after it, with trainer.total_training_steps=3" in problem
 
 
 def test_a_failed_run_names_its_reason_and_log_and_goes_on_after(run_environ: RunEnviron) -> None:

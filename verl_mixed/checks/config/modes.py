@@ -317,21 +317,14 @@ _CHECKPOINT_KEYS = {
 
 
 def _resume_problems(config: Mapping[str, Any]) -> list[str]:
-    """A `resume_from_path` that is no whole checkpoint, or leaves no step to train."""
+    """A `resume_from_path` that is no checkpoint, or one that was interrupted."""
     if at(config, "trainer.resume_mode") != "resume_path":
         return []
     given = at(config, "trainer.resume_from_path")
     if isinstance(given, str):
         folder = Path(given)
         if re.fullmatch(r"global_step_\d+", folder.name) and (folder / "data.pt").is_file():
-            steps = at(config, "trainer.total_training_steps")
-            if not isinstance(steps, int) or int(folder.name.removeprefix("global_step_")) < steps:
-                return []
-            return [
-                f"trainer.resume_from_path={given!r}: no step is left after it, with "
-                f"trainer.total_training_steps={steps}; raise that (TOTAL_TRAINING_STEPS), or "
-                "name an earlier checkpoint"
-            ]
+            return []
     return [
         f"trainer.resume_from_path={given!r}: want the folder global_step_N of a checkpoint, with "
         "the data.pt that one has which was not interrupted; correct it"
