@@ -41,6 +41,8 @@ class NextStart:
     @property
     def action(self) -> str:
         """What it does, in words."""
+        if self.problem:
+            return "is refused"
         if self.is_complete:
             return "trains nothing"
         if self.checkpoint is None:
@@ -49,7 +51,7 @@ class NextStart:
 
     def words(self, length: str) -> str:
         """The state of the run and what the start does; `length` is that of the run in words."""
-        if not self.seen and self.checkpoint is None:
+        if not self.seen and self.checkpoint is None and not self.problem:
             return f"new, {length}"
         steps = f"{self.seen} of {length} seen" if self.seen else f"new, {length}"
         return f"{'complete, ' * self.is_complete}{steps}; {self.action}"

@@ -203,9 +203,10 @@ def test_a_checkpoint_that_is_gone_does_not_begin_a_run_again_unasked(
     start(run_environ | {"FAKE_TRAINER": "error"})
     shutil.rmtree("runs/trial/checkpoints/global_step_1")
 
-    _, (problem,), _ = dry_run([], run_environ)
+    lines, (problem,), _ = dry_run([], run_environ)
     code, screen = start(run_environ)
 
+    assert lines[1].endswith("(1 of 3 steps seen; is refused)")
     assert code == USAGE and problem in screen
     assert "checkpoints/global_step_1 is gone" in problem and "resume_mode=disable" in problem
     code, screen = start(run_environ, "trainer.resume_mode=disable")
