@@ -11,7 +11,7 @@ from typing import Any
 
 from config.lookup import at
 from verl_mixed.checks.config.algorithm import has_critic
-from verl_mixed.checks.config.tools import tried_agents
+from verl_mixed.checks.config.tools import agents_of, tried_agents
 from verl_mixed.run.sections import agent_loops, loaded, place_of, shipped_loops
 
 _MADE_WITH = (
@@ -31,13 +31,15 @@ def own_code_problems(
         machine: whether the run is on this machine; another may have more packages.
     """
     loops, _ = agent_loops(config)
+    used = {agent for agents in agents_of(config, data=data).values() for agent in agents}
     shipped = {entry["_target_"] for entry in shipped_loops()}  # an import would take seconds
     for agent in sorted(tried_agents(config, data=data) & (loops or {}).keys(), key=str):
         entry = (loops or {})[agent]
         target = entry.get("_target_")
         if isinstance(target, str) and "." in target and target not in shipped:
             found, error = loaded(target)
-            if problem := _not_imported(target, error) if error else _no_loop(found, entry):
+            problem = _not_imported(target, error) if error else _no_loop(found, entry)
+            if problem and (agent in used or not callable(found)):  # else no worker makes it
                 yield f"{place_of(config, agent)}: _target_={target!r}: {problem}; correct it"
     rollout, roles = "actor_rollout_ref.rollout", ["actor_rollout_ref"]
     roles += ["critic"] if has_critic(config) else []
