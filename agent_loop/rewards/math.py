@@ -23,25 +23,34 @@ async def is_equal(answer: str, target: str) -> bool | None:
     return found if isinstance(found, bool) else await are_equal(found)
 
 
-_VALUE = re.compile(
-    r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+_VALUES = re.compile(
+    r"\$([^$\n]*\w[^$\n]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
     r"|((?:(?<![\w)\]}.])[-\u2212])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?)",
     re.DOTALL,
 )
 """A formula between LaTeX's delimiters, or a number outside of one."""
 
+_SAID = re.compile(r"\b(?:answer|result)\b(?: is)?[:*\s]+([^\n]+?)[\s.*]*\Z", re.IGNORECASE)
+"""What stands behind "The answer is", at the end."""
 
-def last_value(message: str) -> str | None:
-    """The last formula or number of a message, in its last `MAX_LENGTH` characters.
+
+def last_values(message: str) -> list[str]:
+    """What may be the answer of a message in words: what stands behind "The answer is" at its end;
+    its last formula or number; the last one with a digit, behind its last `=`. Only the last
+    `MAX_LENGTH` characters count.
 
     Source: `extract_last_number` of AgentFly at 1256586 (rewards/math_reward.py), which reads the
-    digits only.
+    last digits only.
 
-    >>> last_value("Altogether she sold 48+24 = 72 clips.")
-    '72'
+    >>> last_values("Altogether she sold 48+24 = 72 clips.")
+    ['72']
     """
-    values = [*_VALUE.finditer(message[-MAX_LENGTH:])]
-    return values[-1][values[-1].lastindex or 0].strip() if values else None
+    end = message[-MAX_LENGTH:]
+    said = _SAID.search(end)
+    values = [each[each.lastindex or 0].strip() for each in _VALUES.finditer(end)]
+    with_digit = [each.rpartition("=")[2].strip() for each in values if re.search(r"\d", each)]
+    found = [*([said[1]] if said else []), *values[-1:], *with_digit[-1:]]
+    return [*dict.fromkeys(found)]
 
 
 _TEXT = re.compile(r"\\text\w*\s*\{[^{}]*\}|\\[A-Za-z]+")
@@ -83,8 +92,9 @@ class MathReward:
         if answer is None:
             return no_answer() | {"timeout": 0.0} | own
         found = await self._is_equal(answer, target)
-        if found is not True and attempt.answer_is_message and (last := last_value(answer)):
-            found = await self._is_equal(last, target)
+        for value in last_values(answer) if attempt.answer_is_message else ():
+            if found is not True:
+                found = await self._is_equal(value, target)
         acc = float(found is True)
         score = (1 - self.format_weight) * acc + self.format_weight
         score = score * called if self.asks_for_call else score

@@ -5,7 +5,7 @@ made by their kinds.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -275,7 +275,6 @@ def plan_of(
     changed, added = changed_keys(config, choices)
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
-    _keep_templates(config, folder)
     _make_paths_absolute(config)
     address = _cluster_to_join(config)
     generated = use_generated_data(config)
@@ -288,6 +287,7 @@ def plan_of(
         is_demo = generated not in (None, rows_folder(config.mixed.seed).absolute())
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
     resolved = resolve(config, complete=False)
+    _keep_templates(resolved, folder, changed)
     store, units = at(resolved, UNITS_KEY.rpartition(".")[0]), storage_units(resolved)
     if store and at(resolved, UNITS_KEY) is None and units:
         store["num_data_storage_units"] = units
@@ -336,17 +336,18 @@ def _is_shipped_elsewhere(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     return old.parts[-len(name) :] == name
 
 
-def _keep_templates(config: DictConfig, folder: RunFolder) -> None:
-    """Remove templates `<agent>_<task>` that a run of 1.1.0 began without, so its sources keep the
-    prompts that they have."""
+def _keep_templates(config: dict[str, Any], folder: RunFolder, changed: Collection[str]) -> None:
+    """Remove shipped templates `<agent>_<task>` that a run of 1.1.0 began without, so its sources
+    keep the prompts that they have."""
     if not folder.config.exists() or not folder.has_trained():
         return
     before = at(load_config(folder.config), "mixed.prompts") or {}
-    named = {source.get("prompt") for source in config.mixed.sources.values() if source}
-    with open_dict(config):
-        for name in [*config.mixed.prompts]:
-            if name.endswith(("_code", "_search", "_maths")) and name not in {*before, *named}:
-                del config.mixed.prompts[name]
+    kept = [*before, *(source.prompt for source in sound_sources(config).values())]
+    kept += [key.split(".")[2] for key in changed if key.startswith("mixed.prompts.")]
+    for name in [*at(config, "mixed.prompts", {})]:
+        if name.endswith(("_code", "_search", "_maths")) and name not in kept:
+            for section in ("mixed", "data"):
+                config[section]["prompts"].pop(name, None)
 
 
 def _make_paths_absolute(config: DictConfig) -> None:

@@ -107,7 +107,7 @@ def loop_of(entry: Mapping[str, Any]) -> str:
 @cache
 def _base_of(target: str) -> str:
     ours = ("agent_loop.", "verl.")
-    if target.startswith(ours):
+    if target.startswith(ours) or not target:
         return target  # without an import, which takes seconds
     mro = getattr(loaded(target)[0], "__mro__", ())
     bases = [f"{base.__module__}.{base.__qualname__}" for base in mro]

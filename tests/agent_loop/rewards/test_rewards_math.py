@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.rewards import Attempt, math_forms, math_pool, reward_for
-from agent_loop.rewards.math import is_equal, last_value
+from agent_loop.rewards.math import is_equal, last_values
 from agent_loop.rewards.math_forms import (
     MAX_LENGTH,
     clean,
@@ -551,26 +551,31 @@ async def test_a_check_that_an_overloaded_machine_delays_is_no_verdict(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("message", "value"),
+    ("message", "values"),
     [
-        ("Altogether she sold 48+24 = 72 clips.", "72"),
-        ("The answer is 72.", "72"),
-        ("72", "72"),
-        ("It costs $1,234.50.", "1,234.50"),
-        ("She pays $5 and gets $3 off", "3"),
-        ("It is 10-3", "3"),
-        ("so x=-3", "-3"),
-        ("x = \u22125", "\u22125"),
-        ("about 3/4 of it", "3/4"),
-        (r"The answer is $\frac{1}{2}$.", r"\frac{1}{2}"),
-        (r"12 times \(x^2+1\), that is it", "x^2+1"),
-        ("no number", None),
-        ("", None),
-        ("5 " + "word " * MAX_LENGTH, None),
+        ("Altogether she sold 48+24 = 72 clips.", ["72"]),
+        ("The answer is 72.", ["72"]),
+        ("72", ["72"]),
+        ("It costs $1,234.50.", ["1,234.50"]),
+        ("She pays $5 and gets $3 off", ["3"]),
+        ("It is 10-3", ["3"]),
+        ("so x=-3", ["-3"]),
+        ("x = \u22125", ["\u22125"]),
+        ("about 3/4 of it", ["3/4"]),
+        (r"It is $\frac{1}{2}$.", [r"\frac{1}{2}"]),
+        (r"12 times \(x^2+1\), that is it", ["x^2+1"]),
+        ("So $x=72$, where $x$ is the number of clips.", ["x", "72"]),
+        ("She sold 72 clips, which we call $N$.", ["N", "72"]),
+        ("She pays $72.\n\nAll prices in US$.", ["72"]),
+        ("The answer is (1,2).", ["(1,2)", "2"]),
+        ("**Answer:** Monday", ["Monday"]),
+        ("no number", []),
+        ("", []),
+        ("5 " + "word " * MAX_LENGTH, []),
     ],
 )
-def test_the_last_number_or_formula_of_a_message(message: str, value: str | None):
-    assert last_value(message) == value
+def test_what_may_be_the_answer_of_a_message(message: str, values: list[str]):
+    assert last_values(message) == values
 
 
 @pytest.mark.parametrize(
@@ -583,6 +588,8 @@ def test_the_last_number_or_formula_of_a_message(message: str, value: str | None
         ("math_reward_string_equal", "n = 4", "n = 4", 1.0),  # the message itself
         ("math", "The answer is 0.5", r"\frac{1}{2}", 1.0),
         ("math", "2,3", "3,2", 1.0),
+        ("math", "The answer is $[2,3)$.", "[2,3)", 1.0),
+        ("math", "It is $x^2+1$.", "1", 0.0),
         ("math_reward_format", "Hence it is 7.", "8", 0.1),
         ("math_reward_tool", "The answer is 72.", "72", 1.0),
     ],

@@ -2,21 +2,22 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_loop.rewards import REWARDS
-from config.schema import ToolConfig
 from samplers.rows.schema import Row, write_rows
 from samplers.rows.sources import json_qa, math, nq, taco
 from tests.verl_mixed.conftest import RunEnviron, with_overrides
 from verl_mixed.checks.config.answer_forms import (
     ACTIONS,
+    SENTENCE,
     asks_for_program,
     named_forms,
-    right_answer,
+    right_answers,
     wrong_answers,
 )
 from verl_mixed.checks.config.prompts import first_prompts, is_unused_template
@@ -145,6 +146,7 @@ def test_instructed_prompts_ask_for_an_answer_that_earns_the_reward(
         ("math", "native_agent", MATH),
         ("text", "native_agent", MATH),
         ("gsm8k", "tool_agent", MATH),
+        ("choice", "native_agent", MATH),
         ("program", "native_agent", CODE),
         ("program", "tool_agent", CODE),
         *((kind, "react_agent", [*MATH, *QA]) for kind in ("gsm8k", "text", "choice")),
@@ -166,7 +168,6 @@ def test_a_message_without_a_form_earns_it(
     [
         *(("gsm8k", agent, MATH, "bare", "between the answer tags") for agent in TAGGED),
         *(("nq", agent, QA, "bare", "alone") for agent in ("native_agent", *VERLS)),
-        ("choice", "native_agent", MATH, "bare", "alone"),
         ("gsm8k", "code_execution_agent", MATH, "few_shot", "prompts=instructed"),
         ("gsm8k", "single_turn_agent", ["math_reward_tool"], "bare", "has no tool"),
         ("gsm8k", "gateway", ["math_reward_tool"], "instructed", "has no tool"),
@@ -243,67 +244,85 @@ def test_a_judge_without_its_server_is_not_tried(plans: dict[str, Plan]):
 
 # --- what a prompt asks for ----------------------------------------------------------------------
 
+ANSWER = ("<answer>", "</answer>")
+
 
 @pytest.mark.parametrize(
     ("text", "forms"),
     [
-        ("Solve it.", ["sentence"]),
-        ("How many did she sell in only 3 days? She did just 50 minutes.", ["sentence"]),
-        ("Write it between <answer> and </answer>.", ["tags"]),
-        (r"Put your final answer within \boxed{}.", ["box"]),
-        ('Output the final answer after "####".', ["hashes"]),
-        ("Final Answer: the answer", ["final"]),
-        ("Give the name, date or number alone, no sentence.", ["bare"]),
-        ("Reply with only the letter of the right option.", ["bare"]),
-        ("Answer with the number only.", ["bare"]),
-        ("Answer in one word.", ["bare"]),
-        (r"<answer> \boxed{} ####", ["tags", "box", "hashes"]),
+        ("Solve it.", ["in no form that this check knows; it tries a sentence"]),
+        ("Write it between <answer> and </answer>.", ["between the answer tags"]),
+        (r"Put your final answer within \boxed{}.", [r"in \boxed{}"]),
+        ('Output the final answer after "####".', ["after ####"]),
+        ("Final Answer: the answer", ["after `Final Answer:`"]),
+        ('The last line is "Answer: $Answer".', ["after `Answer:`"]),
+        ("End with **Answer:** and it", ["after `Answer:`"]),
+        ("Give the name, date or number alone, no sentence.", ["alone"]),
+        ("Reply with only the letter of the right option.", ["alone"]),
+        ("Answer with A, B, C or D.", ["alone"]),
+        ("Output the letter and no other text.", ["alone"]),
+        ("Answer with the number only.", ["alone"]),
+        ("Answer yes or no.", ["alone"]),
+        ("What is it? Answer: ", ["after `Answer:`", "alone"]),
+        ("请只回答数字", ["alone"]),
     ],
 )
 def test_the_forms_that_a_prompt_names(text: str, forms: list[str]):
-    assert named_forms(text, ToolConfig(server_url="http://127.0.0.1:1")) == forms
+    assert [form.words for form in named_forms([text], ANSWER)] == forms
+
+
+def test_a_form_in_the_question_of_one_row_is_not_the_prompt_s():
+    texts = [
+        "What is an <answer> element? Only one name.",
+        "#### Problem 2",
+        "What is the capital?",
+    ]
+    assert named_forms(texts, ANSWER) == [SENTENCE]
+    assert [form.words for form in named_forms([f"{t} ####" for t in texts], ANSWER)] == [
+        "after ####"
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "is_program"),
     [
         ("When your program is right, write all of it between <answer> and </answer>.", True),
-        (
-            "Write code to see what it prints, then the program between <answer> and </answer>.",
-            True,
-        ),
+        ("Try code to see what it prints, then the program between <answer> and </answer>.", True),
         ("Return the function in <answer>.", True),
+        ("Write the complete Python code inside <answer></answer>.", True),
         ("When you know the answer, write it between <answer> and </answer>.", False),
         ("Use code between <code> and </code>, and put the final result in <answer>.", False),
         ("Run Python code in <code></code>, then finish with <answer>72</answer>.", False),
-        (
-            "Write a program in <code>. Write the answer between <answer> and </answer>.",
-            False,
-        ),
+        ("Write a program in <code>. Write the answer between <answer> and </answer>.", False),
+        ("Write the result of the program between <answer> and </answer>.", False),
+        ("Use the code tool and give the output of the code inside <answer></answer>.", False),
+        ("Return what your program prints in <answer></answer>.", False),
+        ("Put your final answer for the function f(x) in <answer></answer>.", False),
+        ("Write the country code between <answer> and </answer>.", False),
         ("Write a program that prints the sum.", False),
     ],
 )
 def test_whether_a_prompt_asks_for_a_program(text: str, is_program: bool):
-    assert asks_for_program(text, ToolConfig(server_url="http://127.0.0.1:1")) is is_program
+    assert asks_for_program([text], ANSWER) is is_program
 
 
 @pytest.mark.parametrize(
     ("truth", "right"),
     [
-        ("72", "72"),
-        (72, "72"),
-        (["a", "b"], "a"),
-        ({"answer": "x", "target": ["y", "z"]}, "y"),
-        ({"answer": 0.5}, "0.5"),
-        ({"task": "t", "entry": {"answer": "7"}}, "7"),
-        ({"inputs": [], "outputs": []}, None),
-        ({"answer": ""}, None),
-        (None, None),
-        ([], None),
+        ("72", ["72"]),
+        (72, ["72"]),
+        (["a", "b"], ["a", "b"]),
+        ({"answer": "x", "target": ["y", "z"]}, ["y", "z"]),
+        ({"answer": 0.5}, ["0.5"]),
+        ({"task": "t", "entry": {"answer": "7"}}, ["7"]),
+        ({"inputs": [], "outputs": []}, []),
+        ({"target": 7, "numbers": [1, 2]}, []),
+        ({"answer": ""}, []),
+        (None, []),
     ],
 )
-def test_the_right_answer_of_a_ground_truth(truth: Any, right: str | None):
-    assert right_answer(truth) == right
+def test_the_right_answers_of_a_ground_truth(truth: Any, right: list[str]):
+    assert right_answers(truth) == right
 
 
 @pytest.mark.parametrize(
@@ -311,6 +330,7 @@ def test_the_right_answer_of_a_ground_truth(truth: Any, right: str | None):
     [
         ("72", ["5"], ["73", "233"]),
         ("1,000", [], ["1001", "3017"]),
+        ("1e999999999", [], ["no idea", "nothing of the kind"]),
         ("Ida Brandt", ["ida-brandt", "Tom Ashe"], ["Tom Ashe", "nothing of the kind"]),
         ("yes", ["Yes."], ["no idea", "nothing of the kind"]),
     ],
@@ -355,7 +375,7 @@ def away(data_source, solution_str, ground_truth, extra_info):
         ("anything", "a wrong answer earns 1, as the right one"),
         ("half", ""),
         ("hashes", "ask for the answer after ####"),
-        ("wrong_key", "the right answer gets no verdict: reward"),
+        ("wrong_key", "gets no verdict: reward"),
     ],
 )
 def test_a_reward_of_the_user_s_own(
@@ -376,6 +396,104 @@ def test_what_no_check_can_guess_is_a_warning(plans: dict[str, Plan], tmp_path: 
     assert "see what mixed.sources.s.reward wants" in doubt
     (why,) = untried(tried(plans, "gsm8k", f"{S}.reward='{tmp_path}/rewards.py:away'"))
     assert "no server at 10.0.0.1" in why
+
+
+LOOPS = """
+from agent_loop.turn_agent_loop import TaggedAgentLoop
+from agent_loop.code_execution_agent_loop import CodeExecutionAgentLoop
+from agent_loop.native_agent_loop import NativeAgentLoop
+
+class Own(TaggedAgentLoop):
+    actions, own_tags = ("answer",), {"answer": ("<final>", "</final>")}
+    async def act(self, action, extras): ...
+
+class Code(CodeExecutionAgentLoop):
+    own_tags = {"answer": ("<final>", "</final>")}
+
+class Native(NativeAgentLoop):
+    def dialogue(self, *given): ...
+
+class Late(TaggedAgentLoop):
+    actions = property(lambda self: ("answer",))
+    async def act(self, action, extras): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "says", "earns"),
+    [
+        ("Own", "Answer between <final> and </final>.", True),
+        ("Own", "Answer between <answer> and </answer>.", False),
+        ("Code", "Answer between <final> and </final>.", True),
+        ("Code", "Answer between <answer> and </answer>.", False),
+        ("Native", "Answer.", None),
+        ("Late", "Answer.", None),
+    ],
+)
+def test_a_loop_of_the_user_s_own_is_read_by_its_own_tags(
+    plans: dict[str, Plan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loop: str,
+    says: str,
+    earns: bool | None,
+):
+    (tmp_path / "loops_of_examples.py").write_text(LOOPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = f"+agent_loops.mine._target_=loops_of_examples.{loop}"
+    examples = tried(
+        plans, "gsm8k", mine, f"{S}.agent=mine", f"{S}.reward=math", f"{S}.system_prompt='{says}'"
+    )
+    if earns is None:
+        assert [*untried(examples)]
+    else:
+        assert bool(problem_of(examples)) is not earns
+
+
+def test_a_source_s_own_tools_are_listed_before_the_answers_are_tried(
+    plans: dict[str, Plan], tmp_path: Path
+):
+    (tmp_path / "tools.py").write_text('def look_up(word: str) -> str:\n    """Look up."""\n')
+    tools = f"{S}.tools=['{tmp_path}/tools.py:look_up']"
+    assert (
+        problem_of(tried(plans, "gsm8k", f"{S}.agent=native_agent", f"{S}.reward=math", tools))
+        == ""
+    )
+
+
+def test_one_row_of_several_is_a_warning(plans: dict[str, Plan]):
+    records = [
+        {"question": f"{n} and {n}?", "answer": answer}
+        for n, answer in enumerate(["12", "twelve fifths, roughly", "24"])
+    ]
+    rows = [json_qa.to_row(r, split="train", index=n, source="s") for n, r in enumerate(records)]
+    folder = Path(plans["bare"].config["data"]["train_files"][0]).parent
+    write_rows(folder / "mixed kinds.parquet", rows)
+    examples = tried(plans, "mixed kinds", f"{S}.agent=native_agent", f"{S}.reward=exact_match")
+    assert problem_of(examples)  # all three
+    given = [f"{S}.agent=native_agent", f"{S}.reward=math_reward_string_equal"]
+    examples = tried(plans, "mixed kinds", *given, f"{S}.system_prompt='Think first.'")
+    assert example_problems(examples) == []
+
+
+def test_each_agent_that_rows_name_is_tried(plans: dict[str, Plan]):
+    rows = [*rows_of("nq"), *rows_of("nq")]
+    rows[2:] = [replace(row, agent_name="native_agent") for row in rows[2:]]
+    folder = Path(plans["bare"].config["data"]["train_files"][0]).parent
+    write_rows(folder / "two agents.parquet", rows)
+    given = [f"{S}.agent=null", f"{S}.reward=qa", f"{S}.prompt={{system: '{{search_start_tag}}'}}"]
+    examples = tried(plans, "two agents", *given)
+    assert {each.agent for each in examples} == {"search_agent", "native_agent"}
+
+
+def test_a_function_that_never_returns_is_not_waited_for(
+    plans: dict[str, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("verl_mixed.checks.config.reward_examples.VERDICT_S", 0.05)
+    body = "    import threading\n    threading.Event().wait()\n"
+    (tmp_path / "rewards.py").write_text(f"def hangs(**_):\n{body}")
+    examples = tried(plans, "gsm8k", f"{S}.reward='{tmp_path}/rewards.py:hangs'")
+    assert len(examples) == 1 and "no verdict within" in examples[0].skipped
 
 
 # --- where it is said ----------------------------------------------------------------------------

@@ -233,24 +233,37 @@ def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[
 def sampled_rows(
     config: Mapping[str, Any], most: int
 ) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """source that takes part -> its first sound training rows, each with file and number."""
-    wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
-    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    """source that takes part -> its first sound training rows, each with file and number.
+
+    Args:
+        most: rows of a source; where the rows name the agents, of each agent.
+    """
+    sources = {n: source for n, source in sound_sources(config).items() if source.takes_part}
+    found: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     columns = ["data_source", "agent_name", "prompt", "reward_model", "extra_info"]
     for path in sound_files(files_at(config, "data.train_files")):
+        there = pq.read_table(path, columns=["data_source"]).column(0).unique().to_pylist()
+        pairs = [(name, "") for name in there if name in sources and sources[name].agent]
+        pairs += [pair for pair in named_agents(path) if pair[0] in sources.keys() - dict(pairs)]
+        wanted = {pair: found.setdefault(pair, []) for pair in pairs}
+        first = 0
         with pq.ParquetFile(path) as file:
-            first = 0
             for batch in file.iter_batches(columns=columns, batch_size=BATCH_ROWS):
-                for number, source in enumerate(batch.column("data_source").to_pylist()):
-                    if source not in wanted or len(found.get(source, ())) == most:
+                if all(len(rows) >= most for rows in wanted.values()):
+                    break
+                names = zip(*(batch.column(n).to_pylist() for n in columns[:2]), strict=True)
+                for number, (source, agent) in enumerate(names):
+                    rows = wanted.get((source, ""), wanted.get((source, agent)))
+                    if rows is None or len(rows) >= most:
                         continue
                     (row,) = batch.slice(number, 1).to_pylist()
                     if prompt_problem(row["prompt"]) is None:
-                        found.setdefault(source, []).append((f"{path} row {first + number}", row))
-                if all(len(found.get(name, ())) == most for name in wanted):
-                    return found
+                        rows.append((f"{path} row {first + number}", row))
                 first += batch.num_rows
-    return found
+    by_source: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for (source, _), rows in found.items():
+        by_source.setdefault(source, []).extend(rows)
+    return {source: rows for source, rows in by_source.items() if rows}
 
 
 def named_agents(path: str) -> list[tuple[str, str]]:

@@ -1,9 +1,9 @@
-r"""Can the answer that a prompt asks for earn the reward? Tried before Ray, on a few rows of each
+"""Can the answer that a prompt asks for earn the reward? Tried before Ray, on three rows of each
 source.
 
 The right answer of a row comes from its ground truth. It is written in the form that the prompt
-names (answer tags, `\boxed{}`, `Final Answer:`, `####`), or as a sentence if the prompt names none.
-The agent's own code finds the answer in that text, and the source's own reward judges it. A right
+names (answer tags, a box, `Final Answer:`, `####`), or as a sentence if the prompt names none. The
+agent's own code finds the answer in that text, and the source's own reward judges it. A right
 answer must earn the full reward, and a wrong one less.
 
 `prompt={}` and the demo model say that the model has learnt its form from examples. Then any form
@@ -12,39 +12,53 @@ that the agent reads will do.
 
 import asyncio
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_loop.records.trajectory_record import Call
-from agent_loop.rewards import LOOPS_OWN, REWARDS, Reward, reward_for, runs_programs
+from agent_loop.rewards import LOOPS_OWN, Reward, reward_for, runs_programs
+from agent_loop.rewards.custom import CustomReward, is_async
 from agent_loop.rewards.judging import attempt_of
 from agent_loop.rewards.terms import with_terms
 from agent_loop.row import Row
 from agent_loop.toolbox.listing import client_of
 from config.compat import timeout
 from config.lookup import at
-from config.schema import TOOL_CONFIG, PromptConfig, SourceConfig, ToolConfig
+from config.schema import (
+    TOOL_CONFIG,
+    PromptConfig,
+    SourceConfig,
+    ToolConfig,
+    template_names,
+)
 from tool_server.wire.protocol import Fault, ToolBackend, ToolCall, ToolResult, ToolUnavailable
 from verl_mixed.checks.config.answer_forms import (
-    FORMS,
+    ACTIONS,
+    EVERY,
+    SENTENCE,
+    Form,
     Reader,
     asks_for_program,
     named_forms,
     reader_of,
-    right_answer,
-    solution_of,
-    written_answer,
+    right_answers,
+    solutions_of,
+    written,
     wrong_answers,
 )
 from verl_mixed.checks.config.data import sampled_rows
 from verl_mixed.checks.config.prompts import Prompts, text_of
-from verl_mixed.run.sections import section_of
+from verl_mixed.run.sections import NATIVE_LOOP, entry_of, loop_of, section_of
 
 ROWS = 3
-"""Rows of each source that are tried."""
+"""Rows of each source, and of each agent that its rows name."""
 
 VERDICT_S = 10.0
 """Longest time of one verdict."""
@@ -63,9 +77,6 @@ class Example:
     target: str = ""
     """The right answer."""
 
-    form: str = ""
-    """Of `FORMS`: how it was written."""
-
     written: str = ""
     """The model's message."""
 
@@ -77,11 +88,11 @@ class Example:
     """The least that a wrong answer earned in the same form; None if none was tried."""
 
     problem: str = ""
-    """Why such rows teach nothing, with a remedy; empty if they teach something."""
+    """Why such a row teaches nothing, with a remedy; empty if it teaches something."""
 
     is_doubt: bool = False
-    """Whether the problem is a warning, because a reward of the user's own may ask for more than
-    the answer."""
+    """Whether the problem is a warning: most rows are good, or a function of the user's may want
+    more than the answer."""
 
     skipped: str = ""
     """Why no answer was tried; empty if one was."""
@@ -112,9 +123,20 @@ def reward_examples(
             Otherwise they run at the servers of the config.
         asks_judges: ask the judges of `reward=judge` too, which may cost money.
     """
-    if asks_judges or not _last or _last[0][0] is not config:
-        _last[:] = [(config, asyncio.run(_examples(config, own_tool_server, asks_judges)))]
-    return _last[0][1]
+    if not asks_judges and _last and _last[0][0] is config:
+        return _last[0][1]
+    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    found: list[Example] = []
+    if tools is not None:  # another check reports it
+        prompts, rows = Prompts(config), sampled_rows(config, ROWS)
+        groups = [
+            _Group.of(config, name, agent, [*some], prompts, tools)
+            for name, of_source in rows.items()
+            for agent, some in groupby(of_source, lambda each: prompts.agent_of(each[1]))
+        ]
+        found = asyncio.run(_examples(groups, config, tools, own_tool_server, asks_judges))
+    _last[:] = [(config, found)]
+    return found
 
 
 def example_problems(examples: Sequence[Example], *, doubts: bool = False) -> list[str]:
@@ -141,128 +163,236 @@ def is_demo_model(config: Mapping[str, Any]) -> bool:
 
 
 async def _examples(
-    config: Mapping[str, Any], own_tool_server: bool, asks_judges: bool
+    groups: Sequence["_Group | None"],
+    config: Mapping[str, Any],
+    tools: ToolConfig,
+    own_tool_server: bool,
+    asks_judges: bool,
 ) -> list[Example]:
-    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
-    prompts, found = Prompts(config), list[Example]()
-    if tools is None:
-        return []  # another check reports it
+    found: list[Example] = []
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(client_of(tools))
         sandbox = _Sandboxed(at(config, "mixed.tool_server", None) or {})
         stack.callback(sandbox.close)
-        for name, rows in sampled_rows(config, ROWS).items():
-            source = prompts.sources.get(name)
-            if source is None or not source.takes_part:
-                continue
-            try:
-                reward = reward_for(source.reward_name(name), source.reward_options)
-            except ValueError:
-                continue  # another check reports it
-            is_local = own_tool_server and reward.name != "judge"
-            trial = _Trial(
-                config=config,
-                name=name,
-                source=source,
-                reward=with_terms(reward, source.reward_terms),
-                prompts=prompts,
-                tools=tools,
-                backend=sandbox if is_local else client,
-                asks_judges=asks_judges,
-            )
-            # a program runs against all its hidden tests
-            for place, values in rows[:1] if runs_programs(reward.name) else rows:
-                others = [_truth(other) for _, other in rows if other is not values]
-                found.append(await trial.example(place, values, others))
+        for group in filter(None, groups):
+            is_local = own_tool_server and group.reward.name != "judge"
+            found += await group.examples(sandbox if is_local else client, asks_judges)
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
-    """Tries the answers of one source."""
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    score: float = -inf
+    is_full: bool = False
+    answer: str | None = None
+    """What the agent found."""
 
-    config: Mapping[str, Any]
+    raised: str = ""
+    """What the user's own reward raised in place of a verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """The rows of a source that have one agent."""
+
     name: str
-    source: SourceConfig
+    agent: str
     reward: Reward
-    prompts: Prompts
+    rows: list[tuple[str, Row]]
+    reader: Reader | str
+    """Or why no answer can be tried."""
+
+    forms: Sequence[Form]
+    """Those that the prompts name, or that the model may have learnt."""
+
+    as_program: bool
+    """Whether the prompts ask for a program, and so get one that prints the answer."""
+
+    calls: int
+    """Calls of tools that a trajectory has."""
+
+    has_template: bool
+    """Whether `prompts=instructed` has a template that the source does not take yet."""
+
     tools: ToolConfig
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        name: str,
+        agent: str,
+        rows: Sequence[tuple[str, Mapping[str, Any]]],
+        prompts: Prompts,
+        tools: ToolConfig,
+    ) -> "_Group | None":
+        """The group; None if another check reports its source or all of its rows."""
+        source: SourceConfig = prompts.sources[name]
+        try:
+            reward = reward_for(source.reward_name(name), source.reward_options)
+        except ValueError:
+            return None
+        read: list[tuple[str, Row]] = []
+        for place, values in rows:
+            row = Row.from_columns({**values, "raw_prompt": prompts.of(values)})
+            try:
+                problem = reward.truth_problem(row.ground_truth)
+            except (ValueError, TypeError, KeyError):
+                continue
+            read += [(place, row)] if problem is None else []
+        if not read:
+            return None
+        reader = reader_of(config, agent, tools)
+        tags = (tools.answer_start_tag, tools.answer_end_tag)
+        tags = reader.tags if isinstance(reader, Reader) else tags
+        texts = ["\n".join(text_of(each["content"]) for each in row.messages) for _, row in read]
+        forms: Sequence[Form] = named_forms(texts, tags)
+        knows_form = source.prompt == PromptConfig() or is_demo_model(config)
+        if isinstance(reader, Reader) and (knows_form or reader.is_program):
+            forms = reader.own_forms
+        loop = loop_of(entry_of(config, agent))
+        has_one = not prompts.library.keys().isdisjoint(template_names(name, source, agent))
+        return cls(
+            name=name,
+            agent=agent,
+            reward=with_terms(_endable(reward), source.reward_terms),
+            rows=read,
+            reader=reader,
+            forms=forms,
+            as_program=asks_for_program(texts, tags),
+            calls=int(prompts.has_tools(name, agent)),
+            has_template=(loop in ACTIONS or loop == NATIVE_LOOP)
+            and not (source.prompt is None and has_one),
+            tools=tools,
+        )
+
+    @property
+    def is_theirs(self) -> bool:
+        """Whether only the user's own reward knows what its full score is."""
+        return ":" in self.reward.name or self.reward.name == "judge"
+
+    async def examples(self, backend: ToolBackend, asks_judges: bool) -> list[Example]:
+        """Try the rows. What cannot be judged once is not asked again."""
+        found: list[Example] = []
+        # A program runs against all its hidden tests.
+        for place, row in self.rows[:1] if runs_programs(self.reward.name) else self.rows:
+            plain = Example(
+                source=self.name, place=place, agent=self.agent, reward=self.reward.name
+            )
+            right = right_answers(row.ground_truth)
+            solutions = solutions_of(row)
+            is_solution = runs_programs(self.reward.name) or not right
+            right = solutions if is_solution else right
+            why = self.reader if isinstance(self.reader, str) else ""
+            if self.reward.name == LOOPS_OWN:
+                why = "its agent loop or environment computes the reward"
+            elif self.reward.name == "judge" and not asks_judges:
+                why = "a model judges; `verl-mixed check --reward-examples` asks it"
+            elif not right and runs_programs(self.reward.name):
+                why = "its rows have hidden tests and no solution"
+            elif not right:
+                why = why or "its ground truths have no answer that is right for certain"
+            if why:
+                return [replace(plain, skipped=why)]
+            tries = _Tries(group=self, row=row, backend=backend, is_solution=is_solution)
+            others = [
+                each
+                for _, other in self.rows
+                if other is not row
+                for each in right_answers(other.ground_truth)
+            ]
+            try:
+                found.append(await tries.example(plain, right, others))
+            except Fault as error:
+                return [*found, replace(plain, skipped=str(error))]
+        bad = [each for each in found if each.problem]
+        if len(bad) * 2 <= len(found):  # most rows are good
+            words = f"{len(bad)} of {len(found)} rows that were tried: "
+            found = [
+                replace(each, problem=words + each.problem, is_doubt=True) if each in bad else each
+                for each in found
+            ]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tries:
+    """Writes answers to one row, and lets them be judged."""
+
+    group: _Group
+    row: Row
     backend: ToolBackend
-    asks_judges: bool
+    is_solution: bool
+    """Whether the right answers are programs of the row."""
+
+    def message(self, answer: str, form: Form) -> str:
+        group, reader = self.group, self.group.reader
+        assert isinstance(reader, Reader)
+        as_program = group.as_program and not self.is_solution
+        final = next((each for each in reader.own_forms if each.text.startswith("Final")), None)
+        is_react = len(reader.own_forms) == 1 and final in group.forms and form is not final
+        return written(
+            form,
+            f"print({answer!r})" if as_program else answer,
+            reader.tags,
+            is_program=as_program or self.is_solution,
+            before="Final Answer: " if is_react else "",
+        )
+
+    async def verdict(self, answer: str, form: Form) -> _Verdict:
+        """What an answer earns.
+
+        Raises:
+            Fault: it cannot be judged here.
+        """
+        group, reward = self.group, self.group.reward
+        assert isinstance(group.reader, Reader)
+        rollout = await group.reader.read(self.message(answer, form))
+        rollout.calls += [Call(turn=1, action="tool", status="ok")] * group.calls
+        if rollout.fault is not None:
+            raise ToolUnavailable(f"its agent failed: {rollout.fault}", tool=group.agent)
+        attempt = attempt_of(rollout, self.row, max_response_length=1 << 30)
+        try:
+            async with timeout(VERDICT_S):
+                parts = await reward.judge(attempt, self.backend)
+        except Fault:
+            raise
+        except TimeoutError as error:
+            words = f"no verdict within {VERDICT_S:g} s"
+            raise ToolUnavailable(words, tool=reward.name) from error
+        except Exception as error:  # a function of the user's may raise anything
+            if isinstance(error.__cause__, OSError) or not group.is_theirs:
+                raise ToolUnavailable(f"{error}", tool=reward.name) from error
+            return _Verdict(answer=rollout.answer, raised=str(error))
+        is_full = parts["acc"] >= 1 and parts.get("task", parts["score"]) >= min(1.0, parts["acc"])
+        return _Verdict(score=parts["score"], is_full=is_full, answer=rollout.answer)
+
+    async def least(self, right: str, others: Sequence[str], form: Form) -> float:
+        """The least that a wrong answer earns."""
+        return min([(await self.verdict(w, form)).score for w in wrong_answers(right, others)])
 
     async def example(
-        self, place: str, values: Mapping[str, Any], others: Sequence[str]
+        self, plain: Example, rights: Sequence[str], others: Sequence[str]
     ) -> Example:
-        """Try the right answer of a row, and wrong ones.
+        """The example of this row.
 
         Args:
+            rights: its right answers, of which one that earns everything will do.
             others: right answers of other rows.
         """
-        agent = self.prompts.agent_of(values)
-        example = Example(source=self.name, place=place, agent=agent, reward=self.reward.name)
-        try:
-            messages = self.prompts.of(values)
-            row = Row.from_columns({**values, "raw_prompt": messages})
-            solution, right = solution_of(row), right_answer(row.ground_truth)
-        except (ValueError, TypeError, KeyError):
-            return replace(example, skipped="its rows cannot be read")  # another check says why
-        if why := self.reward.truth_problem(row.ground_truth):
-            return replace(example, skipped=why)  # a problem of the data, which is reported
-        if runs_programs(self.reward.name) or right is None:
-            right = solution
-        reader = self._reader(agent, right)
-        if isinstance(reader, str) or right is None:
-            return replace(example, skipped=str(reader))
-        text = "\n".join(text_of(message["content"]) for message in messages)
-        knows_form = self.source.prompt == PromptConfig() or is_demo_model(self.config)
-        attempts = _Attempts(
-            trial=self,
-            row=row,
-            agent=agent,
-            reader=reader,
-            forms=list(reader.own_forms)
-            if knows_form or reader.is_program
-            else named_forms(text, self.tools),
-            calls=int(self.prompts.has_tools(self.name, agent)),
-            as_program=right is not solution and asks_for_program(text, self.tools),
-        )
-        try:
-            return await self._tried(replace(example, target=right), attempts, others)
-        except _Raised as error:
-            words = f"{place}: the right answer gets no verdict: {error}"
-            remedy = f"correct the function of mixed.sources.{self.name}.reward"
-            return replace(example, problem=f"{words}; {remedy}")
-        except Fault as error:
-            return replace(example, skipped=f"{error}")
-
-    def _reader(self, agent: str, right: str | None) -> Reader | str:
-        """How the agent finds an answer; or why none can be tried."""
-        if self.reward.name == LOOPS_OWN:
-            return "its agent loop or environment computes the reward"
-        if self.reward.name == "judge" and not self.asks_judges:
-            return "a model judges; `verl-mixed check --reward-examples` asks it"
-        if right is None and runs_programs(self.reward.name):
-            return "its rows have hidden tests and no solution"
-        if right is None:
-            return "its ground truths have no right answer"
-        return reader_of(self.config, agent, self.tools)
-
-    async def _tried(
-        self, example: Example, attempts: "_Attempts", others: Sequence[str]
-    ) -> Example:
-        right, key = example.target, f"mixed.sources.{self.name}"
-        tried: list[tuple[_Verdict, str]] = []
-        for form in attempts.forms:
-            tried.append((await attempts.verdict(right, form), form))
-            if tried[-1][0].is_full:
+        group, key = self.group, f"mixed.sources.{self.group.name}"
+        best, right, form = _Verdict(), rights[0], group.forms[0]
+        for each, how in [(each, how) for how in group.forms for each in rights]:
+            verdict = await self.verdict(each, how)
+            if best.answer is None or verdict.score > best.score or verdict.is_full:
+                best, right, form = verdict, each, how
+            if best.is_full:
                 break
-        best, form = max(tried, key=lambda each: (each[0].is_full, each[0].score))
-        wrongs = [await attempts.verdict(each, form) for each in wrong_answers(right, others)]
-        least = min(each.score for each in wrongs)
+        least = await self.least(right, others, form)
         example = replace(
-            example,
-            form=form,
-            written=attempts.message(right, form),
+            plain,
+            target=right,
+            written=self.message(right, form),
             answer=best.answer,
             score=best.score,
             wrong=least,
@@ -270,149 +400,94 @@ class _Trial:
         if best.is_full and best.score <= least:
             words = f"{example.place}: a wrong answer earns {least:g}, as the right one"
             return replace(example, problem=f"{words}; correct {key}.reward or the rows")
-        # What is full for a function of the user's, only the function knows.
-        is_theirs = self.reward.name not in REWARDS or self.reward.name == "judge"
-        if best.is_full or (is_theirs and best.score > least):
+        if best.is_full or (group.is_theirs and best.score > least):
             return example
-        floor = least if is_theirs else 1.0
-        remedy = await self._remedy(example, attempts, floor)
-        compares = "gives that" if is_theirs else f"compares it with {right!r:.80}"
-        problem = (
-            f"{example.place}: the right answer earns {best.score:g}: the prompt asks for "
-            f"{'a program ' if attempts.as_program else 'the answer '}{_WORDS[form]}, so the model "
-            f"writes {example.written!r:.120}, agent={example.agent!r} finds {best.answer!r:.120} "
-            f"there, and reward={example.reward!r} {compares}"
+        remedy = await self._remedy(right, others, form)
+        if best.raised and not remedy:
+            words = f"{example.place}: the right answer {right!r:.80} gets no verdict"
+            remedy = f"correct the function of {key}.reward"
+            return replace(example, problem=f"{words}: {best.raised}; {remedy}")
+        asked = f"the answer {form.words}"
+        if group.as_program and not self.is_solution:
+            asked = f"a program {form.words}"
+        words = (
+            f"{example.place}: the right answer earns {max(best.score, 0):g}: the prompt asks for "
+            f"{asked}, so the model writes {example.written!r:.120}, agent={group.agent!r} finds "
+            f"{best.answer!r:.120} there, and reward={group.reward.name!r} compares it with "
+            f"{right!r:.80}"
         )
-        last = f"see what {key}.reward wants, and say it in {key}.system_prompt"
         # A solution of public data may be wrong, and a reward may want what no check can guess.
-        is_wrong = runs_programs(self.reward.name) and best.answer == right
-        is_doubt = is_wrong or (is_theirs and not remedy)
-        return replace(example, problem=f"{problem}; {remedy or last}", is_doubt=is_doubt)
+        is_doubt = (self.is_solution and best.answer is not None) or (
+            group.is_theirs and not remedy
+        )
+        remedy = remedy or f"see what {key}.reward wants, and ask for it in {key}.system_prompt"
+        return replace(example, problem=f"{words}; {remedy}", is_doubt=is_doubt)
 
-    async def _remedy(self, example: Example, attempts: "_Attempts", floor: float) -> str:
-        """A prompt, tools or a reward by which the right answer earns everything; empty if none.
+    async def _remedy(self, right: str, others: Sequence[str], form: Form) -> str:
+        """Tools, a prompt or a reward by which the right answer earns everything; empty if none."""
+        group, key = self.group, f"mixed.sources.{self.group.name}"
 
-        Args:
-            floor: a score above it is good enough, beside one that is full.
-        """
-        right, key = example.target, f"mixed.sources.{self.name}"
+        async def earns(form: Form, **changed: Any) -> bool:
+            tries = replace(self, group=replace(group, as_program=False, **changed))
+            verdict = await tries.verdict(right, form)
+            if verdict.is_full or not tries.group.is_theirs:
+                return verdict.is_full
+            return verdict.score > await tries.least(right, others, form)
 
-        async def earns(attempts: _Attempts, form: str) -> bool:
-            verdict = await attempts.verdict(right, form)
-            return verdict.is_full or verdict.score > floor
-
-        if await earns(replace(attempts, calls=1), example.form):
+        if not group.calls and await earns(form, calls=1):
             return f"the agent has no tool, and the reward wants a call: set {key}.tools"
-        plain = replace(attempts, as_program=False)
-        for form in dict.fromkeys([*attempts.forms, *FORMS]):
-            if not await earns(plain, form):
+        for each in dict.fromkeys([*group.forms, *EVERY]):
+            if each is SENTENCE or not await earns(each):
                 continue
-            if attempts.as_program and form in attempts.forms:
+            if group.as_program and each in group.forms:
                 return (
                     f"ask for the answer itself: set prompts=instructed and leave {key}.prompt "
-                    "out, because such a prompt follows the reward, or correct the prompt's words"
+                    f"out, or name a template, as {key}.prompt={group.agent}_maths"
                 )
-            return (
-                f"ask for the answer {_WORDS[form]}, in {key}.system_prompt for example "
-                f"({_ASKS[form]}); prompts=instructed without a {key}.prompt does it for the "
-                f"agents of this project ('{key}.prompt={{}}' if the model has learnt a form from "
-                "examples)"
+            instructed = (
+                f"; prompts=instructed without a {key}.prompt does it" if group.has_template else ""
             )
-        truth, good = attempts.row.ground_truth, list[str]()
-        for name in ("math", "qa", "exact_match") if self.reward.name in REWARDS else ():
-            reward = reward_for(name)
-            if reward.truth_problem(truth) is None:
-                other = replace(plain, trial=replace(self, reward=reward))
-                good += [name] if await earns(other, example.form) else []
+            learnt = f"('{key}.prompt={{}}' if the model has learnt its form from examples)"
+            asks = f"ask for the answer {each.words}, as {key}.system_prompt={each.asks!r}"
+            return f"{asks}{instructed} {learnt}"
+        good = [
+            name
+            for name in ("math", "qa", "exact_match")
+            if not group.is_theirs
+            and (reward := reward_for(name)).truth_problem(self.row.ground_truth) is None
+            and await earns(form, reward=reward)
+        ]
         return f"set {key}.reward={' or '.join(good)}" if good else ""
 
 
-_WORDS = {
-    "tags": "between the answer tags",
-    "box": r"in \boxed{}",
-    "final": "after `Final Answer:`",
-    "hashes": "after ####",
-    "sentence": "in no form, in a sentence then",
-    "bare": "alone",
-}
-_ASKS = {
-    "tags": "'Write the answer alone between {answer_start_tag} and {answer_end_tag}.'",
-    "box": r"'Write the answer in \boxed{}.'",
-    "final": "'Write Final Answer: and the answer.'",
-    "hashes": "'Write the answer after ####.'",
-    "sentence": "'The answer is ...'",
-    "bare": "'Write the answer only.'",
-}
+def _endable(reward: Reward) -> Reward:
+    """The reward; a function that is not async runs in a daemon thread, so one that never returns
+    does not keep this program from its end."""
+    if not isinstance(reward, CustomReward) or is_async(reward.function):
+        return reward
 
+    async def in_thread(**given: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Any] = loop.create_future()
 
-class _Raised(Exception):
-    """The reward has a mistake."""
+        def settle(what: Any, value: Any) -> None:
+            if not result.done():
+                what(value)
 
+        def run() -> None:
+            try:
+                done = partial(settle, result.set_result, reward.function(**given))
+            except BaseException as error:
+                done = partial(settle, result.set_exception, RuntimeError(repr(error)))
+                if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                    done = partial(settle, result.set_exception, error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(done)
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    score: float = 0.0
-    is_full: bool = False
-    answer: str | None = None
-    """What the agent found."""
+        threading.Thread(target=run, daemon=True).start()
+        return await result
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempts:
-    """Writes answers to one row, and lets them be judged."""
-
-    trial: _Trial
-    row: Row
-    agent: str
-    reader: Reader
-    forms: list[str]
-    """Those that the prompt names, or that the model may have learnt."""
-
-    as_program: bool
-    """Whether the prompt asks for a program, and so gets one that prints the answer."""
-
-    calls: int
-    """Calls of tools that the trajectory has."""
-
-    def message(self, answer: str, form: str) -> str:
-        said = f"print({answer!r})" if self.as_program else answer
-        is_react = form != "final" and "final" in self.reader.own_forms and "final" in self.forms
-        return written_answer(
-            form,
-            said,
-            self.trial.tools,
-            is_program=self.as_program or runs_programs(self.trial.reward.name),
-            after="Final Answer: " if is_react else "",
-        )
-
-    async def verdict(self, answer: str, form: str) -> _Verdict:
-        """What an answer earns.
-
-        Raises:
-            Fault: it cannot be judged here.
-            _Raised: the user's own reward raised, or returned no number.
-        """
-        trial, row = self.trial, self.row
-        rollout = await self.reader.read(self.message(answer, form))
-        rollout.calls += [Call(turn=1, action="tool", arguments="", status="ok")] * self.calls
-        if rollout.fault is not None:
-            raise ToolUnavailable(f"its agent failed: {rollout.fault}", tool=self.agent)
-        attempt = attempt_of(rollout, row, max_response_length=1 << 30)
-        try:
-            async with timeout(VERDICT_S):
-                parts = await trial.reward.judge(attempt, trial.backend)
-        except TimeoutError as error:
-            words = f"no verdict within {VERDICT_S:g} s"
-            raise ToolUnavailable(words, tool=trial.reward.name) from error
-        except Fault:
-            raise
-        except Exception as error:  # a function of the user's may raise anything
-            if isinstance(error.__cause__, OSError) or trial.reward.name in REWARDS:
-                raise ToolUnavailable(f"{error}", tool=trial.reward.name) from error
-            raise _Raised(str(error)) from error
-        task = parts.get("task", parts["score"])
-        is_full = parts["acc"] >= 1 and task >= min(1.0, parts["acc"])
-        return _Verdict(score=parts["score"], is_full=is_full, answer=rollout.answer)
+    return replace(reward, function=in_thread)
 
 
 class _Sandboxed:
@@ -441,11 +516,3 @@ class _Sandboxed:
     def close(self) -> None:
         if self._sandbox is not None:
             self._sandbox.close()
-
-
-def _truth(values: Mapping[str, Any]) -> str:
-    """The right answer of another row; empty if it has none."""
-    try:
-        return right_answer(Row.from_columns(values).ground_truth) or ""
-    except (ValueError, TypeError, KeyError):
-        return ""
