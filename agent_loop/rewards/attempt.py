@@ -16,8 +16,7 @@ class Attempt:
 
     answer_is_message: bool = False
     """Whether no tags and no box hold the answer: it is the whole last message, or what follows
-    ReAct's `Final Answer:`. Its last number or formula is then an answer for the rewards of
-    mathematics."""
+    ReAct's `Final Answer:`. The rewards of mathematics then look for the answer in it."""
 
     ground_truth: Any
     """The row's ground truth, parsed from JSON; its shape depends on the kind of data."""
