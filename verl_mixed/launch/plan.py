@@ -287,7 +287,8 @@ def plan_of(
         is_demo = generated not in (None, rows_folder(config.mixed.seed).absolute())
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
     resolved = resolve(config, complete=False)
-    _keep_templates(resolved, folder, changed)
+    if before:
+        _keep_templates(resolved, at(before, "mixed.prompts") or {}, changed)
     store, units = at(resolved, UNITS_KEY.rpartition(".")[0]), storage_units(resolved)
     if store and at(resolved, UNITS_KEY) is None and units:
         store["num_data_storage_units"] = units
@@ -336,12 +337,14 @@ def _is_shipped_elsewhere(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     return old.parts[-len(name) :] == name
 
 
-def _keep_templates(config: dict[str, Any], folder: RunFolder, changed: Collection[str]) -> None:
+def _keep_templates(
+    config: dict[str, Any], before: Mapping[str, Any], changed: Collection[str]
+) -> None:
     """Remove shipped templates `<agent>_<task>` that a run of 1.1.0 began without, so its sources
-    keep the prompts that they have."""
-    if not folder.config.exists() or not folder.has_trained():
-        return
-    before = at(load_config(folder.config), "mixed.prompts") or {}
+    keep the prompts that they have.
+
+    `before` are the templates that the run began with, and `changed` the keys that are the user's.
+    """
     kept = [*before, *(source.prompt for source in sound_sources(config).values())]
     kept += [key.split(".")[2] for key in changed if key.startswith("mixed.prompts.")]
     for name in [*at(config, "mixed.prompts", {})]:
