@@ -122,17 +122,21 @@ MATH = tuple(sorted(name for name in REWARDS if name.startswith("math")))
 CODE = ("code", "code_reward")
 
 
-@pytest.mark.parametrize("agent", OURS)
+@pytest.mark.parametrize(
+    ("prompts", "agent"),
+    [
+        *(("instructed", agent) for agent in OURS),
+        *(("few_shot", agent) for agent in (*TAGGED, "react_agent")),
+    ],
+)
 @pytest.mark.parametrize("kind", ["math", "nq", "gsm8k", "text", "choice", "program"])
-def test_instructed_prompts_ask_for_an_answer_that_earns_the_reward(
-    plans: dict[str, Plan], kind: str, agent: str
+def test_shipped_prompts_ask_for_an_answer_that_earns_the_reward(
+    plans: dict[str, Plan], kind: str, prompts: str, agent: str
 ):
     fitting = {"math": (*MATH, *QA), "nq": QA, "program": CODE}.get(kind, (*MATH, *QA))
     fitting = [name for name in fitting if kind != "math" or not name.startswith("qa")]
     for reward in fitting:
-        examples = tried(
-            plans, kind, f"{S}.agent={agent}", f"{S}.reward={reward}", prompts="instructed"
-        )
+        examples = tried(plans, kind, f"{S}.agent={agent}", f"{S}.reward={reward}", prompts=prompts)
         assert problem_of(examples) == "", reward
         assert examples and all(each.score == 1 > each.wrong for each in examples), reward  # type: ignore[operator]
 
@@ -168,7 +172,7 @@ def test_a_message_without_a_form_earns_it(
     [
         *(("gsm8k", agent, MATH, "bare", "between the answer tags") for agent in TAGGED),
         *(("nq", agent, QA, "bare", "alone") for agent in ("native_agent", *VERLS)),
-        ("gsm8k", "code_execution_agent", MATH, "few_shot", "prompts=instructed"),
+        ("gsm8k", "native_agent", QA, "few_shot", "prompts=instructed"),
         ("gsm8k", "single_turn_agent", ["math_reward_tool"], "bare", "has no tool"),
         ("gsm8k", "gateway", ["math_reward_tool"], "instructed", "has no tool"),
         ("program", "code_execution_agent", CODE, "bare", "between the answer tags"),
