@@ -15,7 +15,6 @@ from importlib import import_module
 from json import JSONDecodeError
 from types import ModuleType
 
-from verl_mixed.commands.arguments import Parser
 from verl_mixed.exit_codes import INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.shadowed import shadows
 
@@ -137,6 +136,9 @@ def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         epilog=OVERVIEW_END,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # a file of the user's may hide what it imports
+    from verl_mixed.commands.arguments import Parser
+
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     named = _command_of(words)
     if named is not None and named not in COMMANDS:
