@@ -187,7 +187,7 @@ def _of_level(check: str, level: str, words: str) -> Finding:
 def wandb(config: Mapping[str, Any]) -> list[Finding]:
     """Whether curves go to Weights & Biases, or stay in a folder."""
     loggers = at(config, "trainer.logger") or []
-    if "wandb" not in ([loggers] if isinstance(loggers, str) else loggers):
+    if "wandb" not in (loggers if isinstance(loggers, list) else [loggers]):
         return [ok("wandb", "not used (trainer.logger)")]
     given = os.environ.get("WANDB_DIR") or at(config, "mixed.run_dir") or "."
     folder = existing(Path(str(given)))
