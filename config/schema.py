@@ -430,7 +430,8 @@ class TurnConfig(Section):
     always the same; only the number of discarded tokens differs."""
 
     answer_reserve: int = Field(default=16, ge=0)
-    """Tokens that tool results leave free, so that the model can still answer."""
+    """Tokens that tool results leave free, so that the model can still answer; at most a quarter of
+    the response."""
 
     max_observation_length: int | None = Field(default=None, ge=8)
     """Tokens of one tool result; a longer one is cut in the middle. None: as many as fit."""

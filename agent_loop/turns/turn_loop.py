@@ -99,7 +99,8 @@ class Budget:
     """Takes one of the turns that several conversations share; False if none is left."""
 
     answer_reserve: int = 16
-    """Tokens that a result may not use, so that the model can still answer."""
+    """Tokens that a result may not use, so that the model can still answer; at most a quarter of
+    the response."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,6 +274,8 @@ async def _run(
     trajectory = rollout.trajectory
     texts = language.stop_texts
     stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
+    # A reserve of a whole short response would leave no result any room.
+    reserve = min(budget.answer_reserve, budget.response_length // 4)
     for number in range(1, budget.max_turns + 1):
         if not budget.take_turn():
             return StopReason.MAX_TURNS
@@ -327,7 +330,7 @@ async def _run(
                     break
                 rollout.answer = actions[-1].content
                 return StopReason.ANSWERED
-            room = budget.response_length - len(trajectory) - budget.answer_reserve
+            room = budget.response_length - len(trajectory) - reserve
             rendered = await style.show(text, results, trajectory.ids, room)
             if rendered is None:
                 return StopReason.RESPONSE_BUDGET

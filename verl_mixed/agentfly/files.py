@@ -171,7 +171,9 @@ def _typed(override: str) -> list[Value]:
     except HydraException:
         value = text
     one = Value(key=key, value=value, path=COMMAND_LINE)
-    if (known := KEYS.get(one.name)) and not known.accepts(value) and known.accepts(text):
+    known = KEYS.get(one.name)
+    is_name = not isinstance(value, list | dict)
+    if known and is_name and not known.accepts(value) and known.accepts(text):
         return [Value(key=key, value=text, path=COMMAND_LINE)]  # a name of digits is a name
     if (isinstance(value, dict) or value is None) and (known is None) is isinstance(value, dict):
         return []

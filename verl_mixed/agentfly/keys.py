@@ -175,7 +175,7 @@ _EXPERIMENT = Key(wants="a name", accepts=_is_text, sets=("mixed.experiment",))
 _LOGGERS = Key(wants="names of loggers", accepts=_is_texts, sets=("trainer.logger",), convert=texts)
 _DATA = Key(
     wants="a file or a list of files",
-    accepts=_is_texts,
+    accepts=lambda value: value == [] or _is_texts(value),
     sets_with_others="the files of the sources",
 )
 _PROFILES = sorted(path.stem for path in (CONFIG_DIR / "profile").glob("*.yaml"))

@@ -129,7 +129,8 @@ def _rows_of(
         if file is not None or folder / _named(begin, decides, split) in known:
             decides = _decides(fingerprint, inputs)
         output = prepared.absolute() / name / _named(begin, decides, split)
-        console = Console(stderr=True, highlight=False)
+        # a dry run, whose rows are removed again, has written nothing
+        console = Console(stderr=True, highlight=False, quiet=prepared != PREPARED)
         prepare_files(kind, inputs, output, console=console, again=False, **settings)
         # a profile is by row ids, and holds for the rows that are still there
         profiles = folder.glob(f"{escape(begin)}.*.{split}.profile.jsonl")

@@ -199,12 +199,13 @@ async def test_tokens_that_a_chat_template_replaces_leave_the_turn_and_the_gradi
     assert mask_problems(whole_of(rollout)) == []
 
 
-async def test_a_long_result_is_cut_in_the_middle_and_leaves_room_for_the_answer():
+@pytest.mark.parametrize("reserve", [30, 1024])
+async def test_a_long_result_is_cut_in_the_middle_and_leaves_room_for_the_answer(reserve: int):
     rollout, generate, _ = await play(
         ["<code>a</code>", "<answer>b</answer>"],
         {"a": "x" * 500},
         response_length=120,
-        answer_reserve=30,
+        answer_reserve=reserve,  # of more than a quarter, a result would find no room
     )
     assert rollout.stop_reason is StopReason.ANSWERED
     assert "x...x" in masked_text(rollout, 0)

@@ -352,6 +352,8 @@ def test_a_key_that_no_known_key_is_near_is_told_where_keys_are_listed_and_no_ot
         (["trainer.experiment_name=20240101"], {"mixed.experiment": "20240101"}),
         (["agent.max_steps=3", "agent.max_steps=4"], {f"{TURNS}.max_assistant_turns": 4}),
         (["data.ratios={taco: 0.5, nq: 0.5}"], {"mixed.sources.math.ratio": 0}),
+        # as a dry run prints the command
+        (["data.train_files=[]", "data.val_files=[]", "agent.max_steps=3"], {"data.val_files": []}),
         (
             [f"{TURNS}.tool_config.code_start_tag=[code]", "agent.max_steps=3"],
             {f"{TURNS}.tool_config.code_start_tag": "[code]"},

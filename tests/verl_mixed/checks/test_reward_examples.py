@@ -173,8 +173,8 @@ def test_a_message_without_a_form_earns_it(
         *(("gsm8k", agent, MATH, "bare", "between the answer tags") for agent in TAGGED),
         *(("nq", agent, QA, "bare", "alone") for agent in ("native_agent", *VERLS)),
         ("gsm8k", "native_agent", QA, "few_shot", "prompts=instructed"),
-        ("gsm8k", "single_turn_agent", ["math_reward_tool"], "bare", "has no tool"),
-        ("gsm8k", "gateway", ["math_reward_tool"], "instructed", "has no tool"),
+        ("gsm8k", "single_turn_agent", ["math_reward_tool"], "bare", "can make none"),
+        ("gsm8k", "gateway", ["math_reward_tool"], "instructed", "can make none"),
         ("program", "code_execution_agent", CODE, "bare", "between the answer tags"),
         ("text", "native_agent", QA, "bare", "alone"),
     ],
@@ -463,6 +463,17 @@ def test_a_source_s_own_tools_are_listed_before_the_answers_are_tried(
         problem_of(tried(plans, "gsm8k", f"{S}.agent=native_agent", f"{S}.reward=math", tools))
         == ""
     )
+
+
+def test_a_reward_that_wants_a_call_needs_a_turn_for_it(plans: dict[str, Plan]):
+    given = [f"{S}.agent=native_agent", f"{S}.reward=math_reward_tool"]
+    assert problem_of(tried(plans, "gsm8k", *given)) == ""
+    assert "allow 2 turns" in problem_of(tried(plans, "gsm8k", *given, f"{S}.max_turns=1"))
+
+
+def test_a_class_that_cannot_be_imported_is_no_second_problem(plans: dict[str, Plan]):
+    mine = "+agent_loops.mine._target_=nowhere.Loop"
+    assert [*untried(tried(plans, "gsm8k", mine, f"{S}.agent=mine", f"{S}.reward=math"))]
 
 
 def test_one_row_of_several_is_a_warning(plans: dict[str, Plan]):

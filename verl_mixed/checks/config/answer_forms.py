@@ -269,6 +269,8 @@ def reader_of(config: Mapping[str, Any], agent: str, tools: ToolConfig) -> Reade
         return "its environment rewards steps"
     if loop == GATEWAY_LOOP:
         return Reader(tags=tags, is_program=True, own_forms=(BARE,))
+    if entry and not loop and loaded(target)[0] is None:
+        return "its agent loop cannot be imported"
     if not loop.startswith("agent_loop."):
         return Reader(tags=tags, own_forms=(BARE, *EVERY))
     if target != loop:  # a class of the user's

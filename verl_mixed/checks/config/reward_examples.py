@@ -60,6 +60,8 @@ from verl_mixed.run.sections import NATIVE_LOOP, entry_of, loop_of, section_of
 ROWS = 3
 """Rows of each source, and of each agent that its rows name."""
 
+_TURNS = TOOL_CONFIG.rpartition(".")[0]
+
 VERDICT_S = 10.0
 """Longest time of one verdict."""
 
@@ -251,6 +253,7 @@ class _Group:
         if isinstance(reader, Reader) and (knows_form or reader.is_program):
             forms = reader.own_forms
         loop = loop_of(entry_of(config, agent))
+        turns = source.max_turns or at(config, f"{_TURNS}.max_assistant_turns")
         has_one = not prompts.library.keys().isdisjoint(template_names(name, source, agent))
         return cls(
             name=name,
@@ -260,7 +263,7 @@ class _Group:
             reader=reader,
             forms=forms,
             as_program=asks_for_program(texts, tags),
-            calls=int(prompts.has_tools(name, agent)),
+            calls=int(prompts.has_tools(name, agent) and turns != 1),
             has_template=(loop in ACTIONS or loop == NATIVE_LOOP)
             and not (source.prompt is None and has_one),
             tools=tools,
@@ -435,7 +438,10 @@ class _Tries:
             return verdict.score > await tries.least(right, others, form)
 
         if not group.calls and await earns(form, calls=1):
-            return f"the agent has no tool, and the reward wants a call: set {key}.tools"
+            return (
+                "the reward wants a tool call, and the agent can make none: name tools in "
+                f"{key}.tools, and allow 2 turns or more (max_turns)"
+            )
         for each in dict.fromkeys([*group.forms, *EVERY]):
             if each is SENTENCE or not await earns(each):
                 continue
