@@ -261,6 +261,7 @@ ANSWER = ("<answer>", "</answer>")
         ("Final Answer: the answer", ["after `Final Answer:`"]),
         ('The last line is "Answer: $Answer".', ["after `Answer:`"]),
         ("End with **Answer:** and it", ["after `Answer:`"]),
+        ('Reply as JSON: {"answer": x}', ["as JSON"]),
         ("Give the name, date or number alone, no sentence.", ["alone"]),
         ("Reply with only the letter of the right option.", ["alone"]),
         ("Answer with A, B, C or D.", ["alone"]),
@@ -368,6 +369,11 @@ def thoughts(data_source, solution_str, ground_truth, extra_info):
     return float("<think>" in solution_str)
 def wrong_key(data_source, solution_str, ground_truth, extra_info):
     return float(ground_truth["result"])
+def as_json(data_source, solution_str, ground_truth, extra_info):
+    import json
+    return float(json.loads(solution_str)["answer"] == ground_truth["answer"])
+def as_number(data_source, solution_str, ground_truth, extra_info):
+    return float(int(solution_str.removeprefix("##")) == int(ground_truth["answer"]))
 def away(data_source, solution_str, ground_truth, extra_info):
     raise ConnectionRefusedError("no server at 10.0.0.1")
 """
@@ -379,7 +385,7 @@ def away(data_source, solution_str, ground_truth, extra_info):
         ("anything", "a wrong answer earns 1, as the right one"),
         ("half", ""),
         ("hashes", "ask for the answer after ####"),
-        ("wrong_key", "gets no verdict: reward"),
+        ("wrong_key", "raised KeyError: 'result'; correct the function of mixed.sources.s.reward"),
     ],
 )
 def test_a_reward_of_the_user_s_own(
@@ -391,6 +397,14 @@ def test_a_reward_of_the_user_s_own(
     assert says in problem and bool(says) is bool(problem)
 
 
+def test_an_answer_as_json(plans: dict[str, Plan], tmp_path: Path):
+    (tmp_path / "rewards.py").write_text(REWARD_FILE)
+    given = [f"{S}.reward='{tmp_path}/rewards.py:as_json'", f"{S}.agent=native_agent"]
+    asks = f"""{S}.system_prompt='Reply as {{"answer": ...}}.'"""
+    assert problem_of(tried(plans, "gsm8k", *given, asks)) == ""
+    assert "ask for the answer as JSON" in problem_of(tried(plans, "gsm8k", *given))
+
+
 def test_what_no_check_can_guess_is_a_warning(plans: dict[str, Plan], tmp_path: Path):
     (tmp_path / "rewards.py").write_text(REWARD_FILE)
     reward = f"{S}.reward='{tmp_path}/rewards.py:thoughts'"
@@ -398,6 +412,11 @@ def test_what_no_check_can_guess_is_a_warning(plans: dict[str, Plan], tmp_path: 
     assert example_problems(examples) == []
     (doubt,) = example_problems(examples, doubts=True)
     assert "see what mixed.sources.s.reward wants" in doubt
+    reward = f"{S}.reward='{tmp_path}/rewards.py:as_number'"
+    examples = tried(plans, "text", reward, f"{S}.agent=native_agent")
+    assert example_problems(examples) == []
+    (doubt,) = example_problems(examples, doubts=True)
+    assert "gets no verdict" in doubt and "ValueError" in doubt
     (why,) = untried(tried(plans, "gsm8k", f"{S}.reward='{tmp_path}/rewards.py:away'"))
     assert "no server at 10.0.0.1" in why
 

@@ -86,9 +86,15 @@ OTHERS = (
     ),
     Form("after ####", "#### @", re.compile(r"####(?!#)"), "End with #### and the answer."),
     Form(
+        "as JSON",
+        '{"answer": "@"}',
+        re.compile(r"\{\s*\"answer\"\s*:"),
+        'Write {"answer": "..."} only.',
+    ),
+    Form(
         "after `Answer:`",
         "Answer: @",
-        re.compile(r"(?<!final )\banswer\b\W{,3}:", re.IGNORECASE),
+        re.compile(r"(?<!final )\banswer[*\s]{,3}:", re.IGNORECASE),
         "End with a line that begins with Answer:",
     ),
 )

@@ -189,7 +189,7 @@ class _Verdict:
     answer: str | None = None
     """What the agent found."""
 
-    raised: str = ""
+    raised: BaseException | None = None
     """What the user's own reward raised in place of a verdict."""
 
 
@@ -366,7 +366,7 @@ class _Tries:
         except Exception as error:  # a function of the user's may raise anything
             if isinstance(error.__cause__, OSError) or not group.is_theirs:
                 raise ToolUnavailable(f"{error}", tool=reward.name) from error
-            return _Verdict(answer=rollout.answer, raised=str(error))
+            return _Verdict(answer=rollout.answer, raised=error)
         is_full = parts["acc"] >= 1 and parts.get("task", parts["score"]) >= min(1.0, parts["acc"])
         return _Verdict(score=parts["score"], is_full=is_full, answer=rollout.answer)
 
@@ -407,9 +407,14 @@ class _Tries:
             return example
         remedy = await self._remedy(right, others, form)
         if best.raised and not remedy:
-            words = f"{example.place}: the right answer {right!r:.80} gets no verdict"
+            words = (
+                f"{example.place}: the right answer gets no verdict for {example.written!r:.120}"
+            )
             remedy = f"correct the function of {key}.reward"
-            return replace(example, problem=f"{words}: {best.raised}; {remedy}")
+            # A ValueError may be of a form that this check does not know.
+            is_doubt = isinstance(best.raised.__cause__, ValueError)
+            problem = f"{words}: {best.raised}; {remedy}"
+            return replace(example, problem=problem, is_doubt=is_doubt)
         asked = f"the answer {form.words}"
         if group.as_program and not self.is_solution:
             asked = f"a program {form.words}"
