@@ -50,10 +50,12 @@ def bad(check: str, words: str, remedy: str) -> Finding:
     return Finding(status="bad", check=check, words=words, remedy=remedy)
 
 
-def from_problem(check: str, problem: str) -> Finding:
-    """A bad finding from a sentence `<what, where>: <rule>; <remedy>` of a config check."""
+def from_problem(
+    check: str, problem: str, made: Callable[[str, str, str], Finding] = bad
+) -> Finding:
+    """A finding from a sentence `<what, where>: <rule>; <remedy>` of a config check."""
     words, separator, remedy = problem.rpartition("; ")
-    return bad(check, words if separator else problem, remedy if separator else "")
+    return made(check, words if separator else problem, remedy if separator else "")
 
 
 def problems(findings: Iterable[Finding]) -> list[str]:

@@ -104,9 +104,8 @@ def _rewards(examples: Sequence["Example"]) -> list[Finding]:
     from verl_mixed.checks.config.reward_examples import example_problems, untried
 
     found = [from_problem("reward", problem) for problem in example_problems(examples)]
-    for doubt in example_problems(examples, doubts=True):
-        words, _, remedy = doubt.rpartition("; ")
-        found.append(warning("reward", words, remedy))
+    doubts = example_problems(examples, doubts=True)
+    found += [from_problem("reward", doubt, warning) for doubt in doubts]
     found += [ok("reward", words) for words in untried(examples)]
     earning = {each.source for each in examples if not (each.problem or each.skipped)}
     words = f"right answers earn it: {', '.join(sorted(earning))}"

@@ -61,15 +61,16 @@ _ALONE = (
     r"|\b(?:answer|reply|respond) with\b|\banswer (?:yes|true|A,)|\banswer:\s*$"
     r"|只|仅|\b(?:nur|seulement|solo|sólo|только)\b"
 )
-TAGS, SENTENCE, BARE = (
-    Form(
-        "between the answer tags",
-        "<@>",
-        None,
-        "Write the answer alone between {answer_start_tag} and {answer_end_tag}.",
-    ),
-    Form("in no form that this check knows; it tries a sentence", "The answer is @."),
-    Form("alone", "@", re.compile(_ALONE, re.IGNORECASE), "Write the answer only."),
+TAGS = Form(
+    "between the answer tags",
+    "<@>",
+    asks="Write the answer alone between {answer_start_tag} and {answer_end_tag}.",
+)
+BOX = Form(
+    r"in \boxed{}",
+    r"The answer is \boxed{@}.",
+    re.compile(r"\\(?:boxed|fbox)\b"),
+    r"Write the answer in \boxed{}.",
 )
 FINAL = Form(
     "after `Final Answer:`",
@@ -77,13 +78,11 @@ FINAL = Form(
     re.compile("final answer:", re.IGNORECASE),
     "End with a line that begins with Final Answer:",
 )
-OTHERS = (
-    Form(
-        r"in \boxed{}",
-        r"The answer is \boxed{@}.",
-        re.compile(r"\\(?:boxed|fbox)\b"),
-        r"Write the answer in \boxed{}.",
-    ),
+BARE = Form("alone", "@", re.compile(_ALONE, re.IGNORECASE), "Write the answer only.")
+SENTENCE = Form("in no form that this check knows; it tries a sentence", "The answer is @.")
+EVERY = (
+    TAGS,
+    BOX,
     Form("after ####", "#### @", re.compile(r"####(?!#)"), "End with #### and the answer."),
     Form(
         "as JSON",
@@ -97,8 +96,10 @@ OTHERS = (
         re.compile(r"(?<!final )\banswer[*\s]{,3}:", re.IGNORECASE),
         "End with a line that begins with Answer:",
     ),
+    FINAL,
+    BARE,
+    SENTENCE,
 )
-EVERY = (TAGS, *OTHERS, FINAL, BARE, SENTENCE)
 
 
 def named_forms(texts: Sequence[str], tags: tuple[str, str]) -> list[Form]:
@@ -136,7 +137,8 @@ _PROGRAM = re.compile(
     re.IGNORECASE,
 )
 _PRODUCT = re.compile(
-    r"\b(?:of|by|from|for)\s+(?:the|your)\b|\b(?:results?|outputs?|prints|printed|returns|returned|values?)\b",
+    r"\b(?:of|by|from|for)\s+(?:the|your)\b"
+    r"|\b(?:results?|outputs?|prints|printed|returns|returned|values?)\b",
     re.IGNORECASE,
 )
 _IT = re.compile(r"\b(?:write|put|give|return|place)\s+(?:all of )?it\b[^.]*$", re.IGNORECASE)
@@ -224,14 +226,14 @@ def _letters(text: str) -> str:
 
 # --- agents --------------------------------------------------------------------------------------
 
+_MATH_LOOP = "agent_loop.math_agent_loop.MathAgentLoop"
 ACTIONS: Mapping[str, Sequence[str]] = {
     "agent_loop.code_execution_agent_loop.CodeExecutionAgentLoop": ("code", "answer"),
     SEARCH_LOOP: ("search", "answer"),
-    "agent_loop.math_agent_loop.MathAgentLoop": ("code", "answer"),
+    _MATH_LOOP: ("code", "answer"),
 }
 """Class of an agent loop with tags -> its `actions`."""
 
-_BOXED = "agent_loop.math_agent_loop.MathAgentLoop"
 _OVERRIDES = ("language", "dialogue", "converse", "conversations", "run")
 
 
@@ -282,11 +284,9 @@ def reader_of(config: Mapping[str, Any], agent: str, tools: ToolConfig) -> Reade
     if target != loop:  # a class of the user's
         return _reader_of_class(target, tools)
     if loop in ACTIONS:
-        is_boxed = loop == _BOXED
+        is_boxed = loop == _MATH_LOOP
         language: Language = Tags.from_config(tools, ACTIONS[loop], answer_boxed=is_boxed)
-        return Reader(
-            language=language, tags=tags, own_forms=(TAGS, OTHERS[0]) if is_boxed else (TAGS,)
-        )
+        return Reader(language=language, tags=tags, own_forms=(TAGS, BOX) if is_boxed else (TAGS,))
     if loop == REACT_LOOP:
         return Reader(language=ReAct(), tags=tags, own_forms=(FINAL,))
     if loop == NATIVE_LOOP:
@@ -308,7 +308,7 @@ def _reader_of_class(target: str, tools: ToolConfig) -> Reader | str:
         return f"{target} reads a language of its own"
     try:
         own = Tags.from_config(tools, made.actions, made.own_tags, answer_boxed=made.answer_boxed)
-        return Reader(language=own, tags=own.pairs[ActionKind.ANSWER], own_forms=(TAGS, OTHERS[0]))
+        return Reader(language=own, tags=own.pairs[ActionKind.ANSWER], own_forms=(TAGS, BOX))
     except (TypeError, AttributeError, KeyError):
         return f"{target} makes its tags when it runs"
 

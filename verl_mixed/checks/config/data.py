@@ -22,7 +22,7 @@ from samplers.adaptive.profiles import choices_for, drawn_by_profile, profiles_f
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
 from samplers.rows.sources import seeds
 from verl_mixed.checks.config.modes import truncation_problem
-from verl_mixed.checks.finding import Finding, warning
+from verl_mixed.checks.finding import Finding, from_problem, warning
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import named_sources, sound_sources, where_agents_are
 
@@ -168,8 +168,7 @@ def row_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Leakage in data that is so small that it can only be a trial."""
     if _is_toy(files_at(config, "data.train_files")):
         for words in _leaked_rows(config, *_sound_rows(config)):
-            what, _, remedy = words.rpartition("; ")
-            yield warning("data", what, remedy)
+            yield from_problem("data", words, warning)
     yield from _unprofiled(config)
 
 
@@ -241,10 +240,11 @@ def sampled_rows(
     sources = {n: source for n, source in sound_sources(config).items() if source.takes_part}
     found: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     columns = ["data_source", "agent_name", "prompt", "reward_model", "extra_info"]
-    for path in sound_files(files_at(config, "data.train_files")):
-        there = pq.read_table(path, columns=["data_source"]).column(0).unique().to_pylist()
-        pairs = [(name, "") for name in there if name in sources and sources[name].agent]
-        pairs += [pair for pair in named_agents(path) if pair[0] in sources.keys() - dict(pairs)]
+    for readable in _readable(files_at(config, "data.train_files"))[0]:
+        path, there = str(readable.path), sources.keys() & readable.rows_by_source.keys()
+        named = {name for name in there if sources[name].agent}
+        pairs = [(name, "") for name in readable.rows_by_source if name in named]
+        pairs += [pair for pair in named_agents(path) if pair[0] in there - named]
         wanted = {pair: found.setdefault(pair, []) for pair in pairs}
         first = 0
         with pq.ParquetFile(path) as file:

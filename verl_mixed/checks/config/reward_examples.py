@@ -42,6 +42,7 @@ from tool_server.wire.protocol import Fault, ToolBackend, ToolCall, ToolResult, 
 from verl_mixed.checks.config.answer_forms import (
     ACTIONS,
     EVERY,
+    FINAL,
     SENTENCE,
     Form,
     Reader,
@@ -332,8 +333,7 @@ class _Tries:
         group, reader = self.group, self.group.reader
         assert isinstance(reader, Reader)
         as_program = group.as_program and not self.is_solution
-        final = next((each for each in reader.own_forms if each.text.startswith("Final")), None)
-        is_react = len(reader.own_forms) == 1 and final in group.forms and form is not final
+        is_react = reader.own_forms == (FINAL,) and FINAL in group.forms and form is not FINAL
         return written(
             form,
             f"print({answer!r})" if as_program else answer,
