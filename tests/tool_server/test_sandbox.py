@@ -589,6 +589,23 @@ async def test_files_that_cannot_be_there_are_no_fault_of_the_sandbox(
     assert (await sandbox.run_python("print(1)")).stdout == "1\n"
 
 
+def test_the_check_of_files_takes_as_many_steps_as_there_are_files():
+    def steps(count: int) -> int:
+        calls = []
+        program = Program(code="", files={f"d/e/{number}": b"" for number in range(count)})
+        sys.setprofile(lambda frame, event, arg: calls.append(event))
+        try:
+            sandbox_module.check_files(program, Limits(), "main.py")
+        except NotSupported:
+            assert count > Limits().files // 2
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    assert steps(2000) < 5 * steps(500)
+    assert steps(16_000) < steps(500)  # too many: no path is looked at
+
+
 async def test_a_long_list_of_wanted_files_costs_nobody_else_his_run(sandbox: Sandbox):
     other = asyncio.ensure_future(sandbox.run_python("import time; time.sleep(0.3); print('fine')"))
     wanted = tuple(f"{'d' * 50}/{number}" for number in range(3000))

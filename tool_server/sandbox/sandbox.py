@@ -753,24 +753,24 @@ def check_files(program: Program, limits: Limits, source: str) -> None:
         NotSupported: a path is wrong or leads out of the folder, or the files are too many or
             large.
     """
-    paths = [PurePosixPath(path) for path in program.files]
-    for path in (*program.files, *program.fetch):
-        check_path(path)
-    for path in paths:
-        if set(path.parents) & {*paths, PurePosixPath(source or "/")}:
-            raise NotSupported(f"file path={path}: a file cannot be a folder as well")
     size = sum(map(len, program.files.values())) + len(program.code.encode(errors="replace"))
-    if size > (limits.file_mb << 20) * 9 // 10 or len(paths) > limits.files // 2:
+    if size > (limits.file_mb << 20) * 9 // 10 or len(program.files) > limits.files // 2:
         raise NotSupported(
-            f"{len(paths)} files of {size} bytes with the code: a program's folder has "
+            f"{len(program.files)} files of {size} bytes with the code: a program's folder has "
             f"{limits.file_mb} MB for {limits.files} files, with those that it writes; send less"
         )
     if len(program.fetch) > limits.files:
         raise NotSupported(f"fetch_files={len(program.fetch)}: at most {limits.files}")
+    for path in program.fetch:
+        check_path(path)
+    files = {PurePosixPath(source).parts, *map(check_path, program.files)}
+    for parts in files:
+        if any(parts[:depth] in files for depth in range(1, len(parts))):
+            raise NotSupported(f"file path={'/'.join(parts)}: a file cannot be a folder as well")
 
 
-def check_path(path: str) -> None:
-    """Check a path of a program.
+def check_path(path: str) -> tuple[str, ...]:
+    """Check a path of a program; returns its parts.
 
     Raises:
         NotSupported: the path leads out of the folder, or cannot be the name of a file.
@@ -789,3 +789,4 @@ def check_path(path: str) -> None:
             f"file path={path[:80]!r} is not a file name: use at most {MAX_NAME_BYTES} bytes of "
             f"UTF-8 in each of at most {MAX_DEPTH} parts"
         )
+    return parts
