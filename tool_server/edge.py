@@ -18,7 +18,7 @@ from aiohttp import web
 from tool_server.connections import Connection
 from tool_server.http import BODIES, Handler, json_error
 from tool_server.wire.protocol import EXECUTED
-from tool_server.wire.tokens import is_loopback
+from tool_server.wire.web_pages import web_page_fault
 
 MONITORING_PATHS = frozenset(("/health", "/metrics"))
 """Paths that are answered while the server drains."""
@@ -82,16 +82,9 @@ ONLY_LOOPBACK = web.AppKey("only_loopback", bool)
 
 
 def _refuse_web_pages(request: web.Request) -> None:
-    """Refuse what a page in somebody's browser can send without this server's consent.
-
-    Browsers send `Origin` with each POST and with each request to another site. A page whose own
-    name is made to resolve to this machine (DNS rebinding) is found by its `Host`.
-    """
-    headers, host = request.headers, request.headers.get("Host")
-    if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
-        raise json_error(web.HTTPForbidden, "web pages are not served: there is an Origin")
-    if request.app[ONLY_LOOPBACK] and host is not None and not is_loopback(_name_of(host)):
-        why = f"no Host {host!r} here: the server listens on loopback, send its address"
+    """Refuse what a page in somebody's browser can send without this server's consent."""
+    headers = request.headers
+    if why := web_page_fault(headers, only_loopback=request.app[ONLY_LOOPBACK]):
         raise json_error(web.HTTPForbidden, why)
     if request.method == "POST" and request.content_type != "application/json":
         why = f"POST {request.path} takes Content-Type application/json"
@@ -99,13 +92,6 @@ def _refuse_web_pages(request: web.Request) -> None:
     if headers.get("Content-Encoding", "identity") != "identity":
         why = "send the body without Content-Encoding"
         raise json_error(web.HTTPUnsupportedMediaType, why)
-
-
-def _name_of(host: str) -> str:
-    """The name or address in a `Host` header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
 
 
 @web.middleware

@@ -314,7 +314,7 @@ class ProcessBackend:
             await self.close()
             raise
         self._http = plain_session(connector=aiohttp.UnixConnector(path=str(socket), limit=0))
-        return HttpBackend(entry, self._http, "http://environment")
+        return HttpBackend(entry, self._http, "http://localhost")
 
     def _spawn(self, folder: Path) -> None:
         entry = self._entry

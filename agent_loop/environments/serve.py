@@ -37,6 +37,7 @@ from aiohttp import web
 from agent_loop.environments.episode import MAX_OBSERVATION_BYTES
 from agent_loop.environments.instances import class_of
 from agent_loop.environments.session_process import HEAD, serve_forked
+from tool_server.wire.web_pages import web_page_fault
 
 CLOSE_S = 5.0
 """Longest wait for `close` of an instance; then its process is killed."""
@@ -189,7 +190,7 @@ class EnvironmentServer:
         return web.json_response({})
 
     async def _health(self, request: web.Request) -> web.Response:
-        self._check_token(request)
+        self._admit(request)
         return web.json_response({"environment": self._name, "sessions": len(self._processes)})
 
     async def _answer(self, name: str, asked: dict[str, Any]) -> web.Response:
@@ -235,7 +236,10 @@ class EnvironmentServer:
             await asyncio.shield(process.end())
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
-        self._check_token(request)
+        self._admit(request)
+        if request.content_type != "application/json":
+            why = f"send Content-Type application/json, not {request.content_type}"
+            raise web.HTTPUnsupportedMediaType(text=json.dumps({"error": why}))
         try:
             given = await request.json()
         except ValueError as error:
@@ -244,7 +248,10 @@ class EnvironmentServer:
             raise web.HTTPBadRequest(text=json.dumps({"error": "want a JSON object"}))
         return given
 
-    def _check_token(self, request: web.Request) -> None:
+    def _admit(self, request: web.Request) -> None:
+        """Refuse requests without the token, and those of web pages."""
+        if why := web_page_fault(request.headers, only_loopback=not self._token):
+            raise web.HTTPForbidden(text=json.dumps({"error": why}))
         given = request.headers.get("Authorization", "").encode()
         if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             raise web.HTTPUnauthorized(text=json.dumps({"error": "wrong or no bearer token"}))

@@ -27,6 +27,7 @@ from agent_loop.gateway import anthropic_messages, chat_completions, responses
 from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.session import Session
 from agent_loop.gateway.wire import WireError
+from tool_server.wire.web_pages import web_page_fault
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +189,8 @@ class Gateway:
                 raise WireError(f"no such path; want one of {known}", status=404, code="not_found")
             if request.method != method:
                 raise WireError(f"{place} takes {method}", status=405, code="not_allowed")
+            if why := web_page_fault(request.headers, only_loopback=True):
+                raise WireError(why, status=403, code="web_page")
             return await _in_turn(served, request, handler)
         except (ConnectionError, web.RequestPayloadError) as error:  # the agent hung up
             failed = WireError(f"the request cannot be read: {error}", code="broken")

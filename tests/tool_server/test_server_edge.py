@@ -568,18 +568,9 @@ async def test_the_body_of_a_stranger_is_not_waited_for():
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Encoding": "gzip"}, 415),
         ({"Content-Encoding": "identity"}, 200),
-        ({"Origin": "http://127.0.0.1:8100"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Host": "localhost:8100"}, 200),
-        ({"Host": "LOCALHOST"}, 200),
-        ({"Host": "[::1]:8100"}, 200),
-        ({"Host": "evil.example:8100"}, 403),
-        ({"Host": "127.0.0.1.evil.example"}, 403),
-        ({"Host": ""}, 403),
     ],
 )
-async def test_what_a_web_page_can_send_is_refused(headers: dict[str, str], status: int):
+async def test_only_json_that_is_not_compressed_is_taken(headers: dict[str, str], status: int):
     async with server() as (session, _):
         answer = await session.post(
             "/calculate", data=b'{"expression": "1"}', headers=JSON | headers

@@ -1,8 +1,7 @@
 """The web server of the viewer, for the user of this machine alone.
 
-The server listens on the loopback address and only reads. It answers only requests that name a
-loopback host: a foreign page whose host name was rebound to 127.0.0.1 is refused. The page may load
-and run only the server's own files.
+The server listens on the loopback address and only reads. It refuses requests of foreign pages. Its
+own page may load and run only the server's own files.
 """
 
 import json
@@ -11,11 +10,11 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from jinja2 import Environment, FileSystemLoader
 
+from tool_server.wire.web_pages import web_page_fault
 from verl_mixed.views.viewer.filters import Filter, parse_rewards, parse_steps
 from verl_mixed.views.viewer.index import Index
 from verl_mixed.views.viewer.tokens import Decode
@@ -41,8 +40,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -112,12 +109,14 @@ def create_app(name: str, index: Index, decode: Decode | None, note: str = "") -
 
 @web.middleware
 async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Refuse foreign hosts; add `HEADERS` to every answer."""
+    """Refuse foreign pages; add `HEADERS` to every answer."""
     try:
-        if _host_name(request) in _LOOPBACK:
-            response = await handler(request)
+        # any port in Host, because an ssh tunnel may use another one
+        if why := web_page_fault(request.headers, only_loopback=True, own_page=True):
+            why = f"{why}; type the viewer's address, http://127.0.0.1:PORT\n"
+            response = web.Response(status=403, text=why)
         else:
-            response = web.Response(status=403, text="open the viewer as http://127.0.0.1\n")
+            response = await handler(request)
     except web.HTTPException as error:
         response = web.Response(status=error.status, text=f"{error.reason}\n")
     except Exception as error:  # aiohttp's own answer would lack HEADERS
@@ -126,14 +125,6 @@ async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         response = _json({"error": message}, status=500)
     response.headers.update(HEADERS)
     return response
-
-
-def _host_name(request: web.Request) -> str | None:
-    """The host name in the Host header; any port, because an ssh tunnel may use another one."""
-    try:
-        return urlsplit(f"//{request.host}").hostname
-    except ValueError:
-        return None
 
 
 def _text(kind: str, text: str) -> _Handler:
