@@ -213,13 +213,19 @@ exported_words() {
 
 # --- subcommands ----------------------------------------------------------------
 
-# dir_state FOLDER: none, empty, ours or foreign.
+# dir_state FOLDER: none, empty, ours or foreign. Everybody can know the mark, so folder, link to it and mark must be this
+# user's; and nobody may be able to put another folder in its place.
 dir_state() {
-  if [[ ! -e "$1" ]]; then
+  local mark="$1/.verl_mixed_cluster"
+  if [[ -n "$(find -H "$(dirname -- "$1")" -maxdepth 0 -perm -o+w ! -perm -1000 2>/dev/null)" ]]; then
+    echo foreign
+  elif [[ ! -e "$1" && ! -L "$1" ]]; then
     echo none
-  elif [[ "$(cat -- "$1/.verl_mixed_cluster" 2>/dev/null)" == "${MARK}" ]]; then
+  elif [[ ! -d "$1" || ! -O "$1" || "$(stat -c %u -- "$1")" != "${EUID}" ]]; then
+    echo foreign
+  elif [[ -f "${mark}" && ! -L "${mark}" && -O "${mark}" && "$(cat -- "${mark}")" == "${MARK}" ]]; then
     echo ours
-  elif [[ -d "$1" && -O "$1" && -z "$(ls -A -- "$1" 2>/dev/null)" ]]; then
+  elif [[ -z "$(ls -A -- "$1" 2>/dev/null)" ]]; then
     echo empty
   else
     echo foreign
@@ -420,22 +426,28 @@ printed() {
   esac
 }
 
+# own_temp_dir: make RAY_TEMP_DIR, or close it for other users, who may have written to it, because Ray opens it for all.
+own_temp_dir() {
+  [[ "$(dir_state "${RAY_TEMP_DIR}")" != foreign ]] || return 1
+  mkdir -p -- "${RAY_TEMP_DIR}"
+  chmod 700 -- "${RAY_TEMP_DIR}"
+  find -H "${RAY_TEMP_DIR}" -mindepth 1 -maxdepth 1 ! -user "${EUID}" -exec rm -rf -- {} +
+  mkdir -p -- "${RAY_TEMP_DIR}/tmp"
+  printf '%s' "${MARK}" >"${RAY_TEMP_DIR}/.verl_mixed_cluster"
+  [[ "$(dir_state "${RAY_TEMP_DIR}")" == ours ]]
+}
+
 # start_ray: Ray in this node's tmux session, which keep_up starts again if it ends.
 start_ray() {
   local -a command
   ray_command
   command=("${RAY_COMMAND[@]}")
   [[ -z "${CONTAINER_IMAGE}" ]] || command=("${STATE}/container" --of-env "${command[@]}")
-  case "$(dir_state "${RAY_TEMP_DIR}")" in
-    foreign)
-      words "RAY_TEMP_DIR=${RAY_TEMP_DIR} is not ours: it has no mark of this cluster; choose another folder"
-      return 1
-      ;;
-    *)
-      mkdir -p -- "${RAY_TEMP_DIR}/tmp"
-      printf '%s' "${MARK}" >"${RAY_TEMP_DIR}/.verl_mixed_cluster"
-      ;;
-  esac
+  if ! own_temp_dir; then
+    words "RAY_TEMP_DIR=${RAY_TEMP_DIR} is not ours: it has no mark of this cluster, or another user can change it;" \
+      "choose another folder"
+    return 1
+  fi
   {
     printf '#!/usr/bin/env bash\n. %q\nexport VERL_MIXED_NODE=%q\n' "${STATE}/env" "${MARK}"
     printf 'ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"\n'
@@ -506,6 +518,7 @@ start() {
     fi
     if [[ "$(session_state "${NODE_NAME}")" == ours_alive ]]; then
       : >"${STATE}/keep_up"
+      chmod 700 -- "${RAY_TEMP_DIR}" # Ray opened it for all users
       echo "${said}"
       return
     fi

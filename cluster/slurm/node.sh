@@ -36,9 +36,8 @@ hold_ray() {
   [[ -z "${NUM_GPUS:-}" ]] || words+=(--num-gpus "${NUM_GPUS}")
   ((${SLURM_RESTART_COUNT:-0} == 0)) || [[ "${RAY_TEMP_DIR##*/}" != "verl_mixed_ray_${SLURM_JOB_ID}" ]] ||
     rm -rf -- "${RAY_TEMP_DIR}"
-  [[ ! -e "${RAY_TEMP_DIR}" ]] ||
+  (umask 077 && mkdir -p -- "$(dirname -- "${RAY_TEMP_DIR}")" && mkdir -- "${RAY_TEMP_DIR}" "${RAY_TEMP_DIR}/tmp") ||
     die 1 "RAY_TEMP_DIR=${RAY_TEMP_DIR} is on $(hostname) already: another job's? choose another, or remove it"
-  (umask 077 && mkdir -p -- "${RAY_TEMP_DIR}/tmp")
   export TMPDIR="${RAY_TEMP_DIR}/tmp" # what workers leave goes with it
   # a session of its own, because keep_up ends what is left of its session
   # shellcheck disable=SC2016 # for the inner shell

@@ -300,7 +300,7 @@ def _check_temp_dir(probe: Probe) -> HostFinding:
     if probe.get("temp_dir_state") == "foreign":
         return _bad(
             "disk",
-            f"RAY_TEMP_DIR={folder} exists and is not of this cluster",
+            f"RAY_TEMP_DIR={folder} exists and is not of this cluster, or others can replace it",
             "choose another folder, or run cleanup of the cluster it is of",
         )
     free_kb = int(probe.get("temp_dir_kb") or 0)
