@@ -42,8 +42,10 @@ class CustomReward:
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         ground_truth = attempt.ground_truth
-        if isinstance(ground_truth, dict) and set(ground_truth) == {"answer"}:
-            ground_truth = ground_truth["answer"]
+        if isinstance(ground_truth, dict) and "answer" in ground_truth:
+            only = ground_truth["answer"]  # verl's functions expect the one answer as a text
+            if ground_truth in ({"answer": only}, {"answer": only, "target": [only]}):
+                ground_truth = only
         given = {
             "data_source": attempt.source,
             "solution_str": attempt.text,

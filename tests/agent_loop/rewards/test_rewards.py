@@ -214,6 +214,9 @@ def beside(data_source, solution_str, ground_truth, extra_info=None):
 def says(data_source, solution_str, ground_truth, extra_info=None, value=None):
     return float(value) if value == "nan" else value
 
+def gets(data_source, solution_str, ground_truth, extra_info, truth):
+    return float(ground_truth == truth)
+
 def short(solution_str, ground_truth):
     return 1.0
 
@@ -248,6 +251,24 @@ async def judged_by(
         extra_info={"extras": {"level": 3}},
     )  # fmt: skip
     return await reward_for(f"{path}:{function}", options).judge(attempt, backend or Doubler())
+
+
+@pytest.mark.parametrize(
+    ("truth", "given"),
+    [
+        ({"answer": "7"}, "7"),  # math; verl's gsm8k
+        ({"answer": "7", "target": ["7"]}, "7"),  # json
+        ({"answer": "7", "target": ["7", "VII"]}, {"answer": "7", "target": ["7", "VII"]}),
+        ({"answer": "7", "inputs": ["1"], "outputs": ["2"]},) * 2,
+        ({"target": ["7"]},) * 2,  # nq; verl's search_r1_like_qa_em
+        ("7", "7"),
+        ({},) * 2,
+    ],
+)
+async def test_a_function_of_one_s_own_gets_the_text_of_a_single_answer(own, truth, given):
+    attempt = Attempt(answer="7", ground_truth=truth)
+    reward = reward_for(f"{own}:gets", {"truth": given})
+    assert (await reward.judge(attempt, Doubler()))["score"] == 1.0
 
 
 async def test_a_function_of_one_s_own_judges(own):
