@@ -1,15 +1,15 @@
 """The reward for short answers: exact match and token F1, after SQuAD's normalisation.
 
 Source: Rajpurkar et al. 2016, the evaluation script of SQuAD v1.1: lower case, no ASCII
-punctuation, no articles, single spaces; the best of several right answers counts. As in that
-script, two texts with an empty normal form are an exact match with F1 0; for them the reward
-requires the same text, and gives F1 1 then.
+punctuation, no articles, single spaces; the best of several right answers counts. Two differences,
+both where the article "a" would be lost. A right answer that is an option, such as `A` or `(B)`, is
+compared by its letter. One of which nothing is left, such as `The`, is compared as it is.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,35 +18,41 @@ from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from tool_server.wire.protocol import ToolBackend
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_BESIDE_OPTION = re.compile(r"\b(an|the|option|choice)\b")
+"""Words that do not count beside the letter of an option."""
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalise(text: str) -> str:
+@lru_cache(256)  # an answer is compared with each target, twice
+def normalise(text: str, ignored: re.Pattern[str] = _ARTICLES) -> str:
     """SQuAD's form of an answer."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(ignored.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-_normal_target = lru_cache(1 << 16)(normalise)  # each trajectory of a group has the same target
+def _option(text: str) -> str:
+    return normalise(text, _BESIDE_OPTION)
 
 
-@lru_cache(1 << 16)
-def _words(target: str) -> Counter[str]:
-    return Counter(_normal_target(target).split())
+@lru_cache(1 << 16)  # each trajectory of a group has the same target
+def _wanted(target: str) -> tuple[Callable[[str], str], str, Counter[str]]:
+    """(how answers are normalised for a target, its normal form, the words of that)."""
+    form = _option if re.fullmatch("[a-z]", _option(target)) else normalise
+    form = form if form(target) else str.lower
+    return form, form(target), Counter(form(target).split())
 
 
 def exact_match(answer: str, targets: Sequence[str]) -> float:
     """1.0 if the answer and one of the targets have the same normal form."""
-    normal = normalise(answer)
-    return float(any(normal == _normal_target(target) for target in targets))
+    return float(any(form(answer) == normal for form, normal, _ in map(_wanted, targets)))
 
 
 def f1(answer: str, targets: Sequence[str]) -> float:
     """Harmonic mean of precision and recall over the words of the normal forms, for the best
     target."""
-    words = Counter(normalise(answer).split())
     best = 0.0
-    for target in targets:
-        wanted = _words(target)
+    for form, _, wanted in map(_wanted, targets):
+        words = Counter(form(answer).split())
         if common := (words & wanted).total():  # 2PR / (P + R)
             best = max(best, 2 * common / (words.total() + wanted.total()))
     return best
@@ -65,9 +71,6 @@ class QAReward:
             return no_answer() | {"em": 0.0, "f1": 0.0}
         targets = _targets(attempt.ground_truth)
         em, share = exact_match(attempt.answer, targets), f1(attempt.answer, targets)
-        if em and not normalise(attempt.answer):
-            # Otherwise `!` would equal `A`, because both have an empty normal form.
-            em = share = float(attempt.answer.lower() in {target.lower() for target in targets})
         return verdict(share if self.by_f1 else em, acc=em) | {"em": em, "f1": share}
 
     def truth_problem(self, ground_truth: Any) -> str | None:
