@@ -149,7 +149,9 @@ async def _outcome(
     marker = ""
     code, stdin, expected = program, truth["inputs"][test], truth["outputs"][test]
     fn_name = truth.get("fn_name")
-    if fn_name is not None:
+    if fn_name is None:
+        stdin, expected = _text(stdin), _text(expected)
+    else:
         stdin = json.dumps(stdin)
         marker = sha256(f"{program}\0{stdin}".encode(errors="replace")).hexdigest()
         code = calling_program(program, fn_name, marker)
@@ -174,6 +176,11 @@ async def _outcome(
     return Outcome.PASSED if is_right else Outcome.WRONG_OUTPUT
 
 
+def _text(text: str) -> str:
+    """A text of public data, maybe of another system, with line feeds and no byte order mark."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
 def _failure(compiled: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
     """The outcome of a failed run. Without a traceback, Python could not compile the program; a
     `SyntaxError` with a traceback comes from the program's own `exec`."""
@@ -190,12 +197,18 @@ def _failure(compiled: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
 # --- functions ------------------------------------------------------------------------------------
 
 _CALL = """\
-import json, sys
+import json, linecache, sys, types
+sys.setrecursionlimit(50_000)  # as sites do
+if hasattr(sys, "set_int_max_str_digits"):
+    sys.set_int_max_str_digits(0)
 arguments = json.load(sys.stdin)
 for at, value in enumerate(arguments):  # JSON has no whole numbers as keys
     if isinstance(value, dict) and value and all(k.lstrip("-").isdigit() for k in value):
         arguments[at] = {{int(k): v for k, v in value.items()}}
-names = {{"__name__": "solution"}}
+module = sys.modules["solution"] = types.ModuleType("solution")  # dataclasses and pickle ask for it
+module.__file__ = "solution.py"
+linecache.cache["solution.py"] = 0, None, {program!r}.splitlines(True), "solution.py"
+names = vars(module)
 exec({preamble!r}, names)
 imported = names.get({fn_name!r})
 try:
@@ -215,21 +228,33 @@ def plain(value):
     return value.tolist() if hasattr(value, "tolist") else list(value)
 text = json.dumps(result, default=plain)
 sys.stdout.flush()
-print()
-print({marker!r} + text)
+print("\\n" + {marker!r} + text, file=sys.__stdout__, flush=True)
 """
 
 _PREAMBLE = """\
-import bisect, collections, functools, heapq, itertools, math, random, re, string, sys
-from bisect import *
+from string import *
+from re import *
+from datetime import *
 from collections import *
-from functools import *
 from heapq import *
+from bisect import *
+from copy import *
+from math import *
+from random import *
+from statistics import *
 from itertools import *
-from math import ceil, factorial, floor, gcd, inf, log, log2, sqrt
+from functools import *
+from operator import *
+from io import *
+from sys import *
+from json import *
 from typing import *
+from builtins import *
+import bisect, collections, copy, datetime, functools, heapq, io, itertools, json, math, operator
+import random, re, statistics, string, sys
 """
-"""Imports that sites with such problems make for every solution."""
+"""Imports that sites with such problems, and the checkers of TACO and LiveCodeBench, make for every
+solution. Builtins come last, because `math` has another `pow`."""
 
 
 def calling_program(program: str, fn_name: str, marker: str) -> str:
@@ -306,6 +331,7 @@ def _same_word(got: str, expected: str) -> bool:
         return False
     is_whole = re.fullmatch(r"[+-]?[0-9]{1,4000}", expected) is not None
     try:
-        return _is_close(float(got), int(expected) if is_whole else float(expected))
+        ours, theirs = float(got), int(expected) if is_whole else float(expected)
     except ValueError:
         return False
+    return math.isfinite(ours) and _is_close(ours, theirs)  # 1e400 is not 1e500

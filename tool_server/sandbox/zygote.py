@@ -73,7 +73,9 @@ class Zygote:
             argv = [
                 *FIRST_OUT_OF_MEMORY,
                 *launch.prefix,
-                *(interpreter(), "-I", "-S", "-X", "utf8", str(INSIDE)),
+                # Judges lift Python's limit of 4,300 digits; a program has a limit of CPU time.
+                *(interpreter(), "-I", "-S", "-X", "utf8", "-X", "int_max_str_digits=0"),
+                str(INSIDE),
                 *(str(child.fileno()), json.dumps(launch.plan)),
             ]
             try:

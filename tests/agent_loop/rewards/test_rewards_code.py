@@ -21,6 +21,7 @@ from agent_loop.rewards.code import (
     same_value,
     time_limit_s,
 )
+from tests.agent_loop.rewards.programs import FAIL_CALLS, FAIL_STDIN, PASS_CALLS, PASS_STDIN
 from tool_server.run_code import run_answer
 from tool_server.sandbox import Limits, Program, Sandbox, choose_sandbox
 from tool_server.wire.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
@@ -182,6 +183,8 @@ async def test_a_row_s_time_limit_is_kept_within_reason(asked, limit_s):
         ("-3.0", "-3", True),
         ("1e999", "5", False),
         ("1e999", "5.0", False),
+        ("1e999", "1e998", False),
+        ("1e5000", "9" * 5000, False),
         ("yes", "YES", False),
         ("nan", "nan", True),
         ("", "0", False),
@@ -351,3 +354,20 @@ async def test_a_result_that_may_stand_in_a_list_of_its_own_is_taken_either_way(
 async def test_whole_numbers_are_keys_again_in_a_function_s_arguments(tools):
     truth = {"fn_name": "f", "inputs": [[{"1": 2, "-3": 4}]], "outputs": [-2]}
     assert (await judged("def f(d): return sum(d)", truth, tools))["score"] == 1.0
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    ("programs", "score"),
+    [(PASS_STDIN, 1.0), (FAIL_STDIN, 0.0), (PASS_CALLS, 1.0), (FAIL_CALLS, 0.0)],
+    ids=["right programs", "wrong programs", "right functions", "wrong functions"],
+)
+async def test_programs_are_judged_however_they_read_write_and_define(tools, programs, score):
+    judged_wrong: list[str] = []
+    for name, program, read, expected in programs:
+        truth = {"inputs": [read], "outputs": [expected]}
+        truth |= {} if isinstance(read, str) else {"fn_name": "f"}
+        if (await judged(program, truth, tools))["score"] != score:
+            judged_wrong.append(name)
+    assert judged_wrong == []
+    assert len(PASS_STDIN) + len(PASS_CALLS) >= 200
