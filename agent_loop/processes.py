@@ -6,6 +6,7 @@ in a Ray worker that would import Ray, and a script without a guard would run ag
 """
 
 import asyncio
+import inspect
 import itertools
 import multiprocessing.context
 import pickle
@@ -220,6 +221,6 @@ def call_in_file(path: str, name: str, arguments: dict[str, Any]) -> Any:
     """Call a function of a user's file, which may be async."""
     try:
         value = getattr(module_of(Path(path), "tool"), name)(**arguments)
-        return asyncio.run(value) if asyncio.iscoroutine(value) else value
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
     except ToolRejected as error:
         raise ToolRejected(str(error)) from error  # also where a class of the file derives from it

@@ -1,7 +1,9 @@
 """Imports a user's Python file as a module. Standard library only."""
 
 import importlib.util
+import re
 import sys
+import traceback
 from hashlib import sha1
 from pathlib import Path
 from types import ModuleType
@@ -32,5 +34,17 @@ def module_of(path: Path, prefix: str) -> ModuleType:
             del sys.modules[name]
             if not isinstance(error, Exception | SystemExit):
                 raise
-            raise ImportError(f"{type(error).__name__}: {error}") from error
+            line = line_in(trace_of(error), str(path))
+            raise ImportError(f"{type(error).__name__}: {error}{line}") from error
     return sys.modules[name]
+
+
+def trace_of(error: BaseException) -> str:
+    """A traceback with its causes, also that of another process."""
+    return "".join(traceback.format_exception(error))
+
+
+def line_in(trace: str, file: str) -> str:
+    """The innermost line of a file in a traceback, as ` (line 7)`; empty if there is none."""
+    lines = re.findall(rf'File "{re.escape(file)}", line (\d+)', trace)
+    return f" (line {lines[-1]})" if lines else ""

@@ -28,7 +28,7 @@ from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
-from samplers.module_file import module_of
+from samplers.module_file import line_in, module_of, trace_of
 from tool_server.wire.protocol import (
     Again,
     Fault,
@@ -37,6 +37,7 @@ from tool_server.wire.protocol import (
     ToolResult,
     ToolUnavailable,
 )
+from tool_server.wire.responses import MAX_FAULT
 
 logger = logging.getLogger(__name__)
 
@@ -225,15 +226,23 @@ async def _awaited(work: Awaitable[Any], place: str) -> Any:
     return task.result()
 
 
-async def outcome_of(run: Run, arguments: dict[str, Any], tool: str, place: str) -> dict[str, Any]:
+async def outcome_of(
+    run: Run, call: ToolCall, place: str, file: Path, *, may_retry: bool
+) -> dict[str, Any]:
     """The body of a call's result.
+
+    Args:
+        place: of the function, in messages.
+        file: the user's file, whose line is named.
+        may_retry: whether the entry has `retry`.
 
     Raises:
         ToolRejected: the function says that the model made a mistake.
-        ToolUnavailable: the function raised; or the result is too large, or has images.
+        ToolUnavailable: the function raised; or the result is too large, no JSON, or has images.
     """
+    tool = call.tool
     try:
-        value = await run(copy.deepcopy(arguments))  # another attempt gets them unchanged
+        value = await run(copy.deepcopy(call.payload))  # another attempt gets them unchanged
     except ToolRejected as error:
         raise ToolRejected(str(error), tool=tool) from error
     except asyncio.CancelledError:
@@ -241,10 +250,14 @@ async def outcome_of(run: Run, arguments: dict[str, Any], tool: str, place: str)
     except (Exception, SystemExit) as error:
         if not isinstance(error, Fault):
             _log_once(place, error)
-        raise ToolUnavailable(
-            f"{place} raised {type(error).__name__}: {error}", tool=tool, again=Again.COUNTED
-        ) from error
-    return text_body(text_of(value), tool)
+        again = Again.COUNTED if may_retry else Again.NEVER
+        raise ToolUnavailable(_raised(place, file, error), tool=tool, again=again) from error
+    return text_body(text_of(value, tool), tool)
+
+
+def _raised(place: str, file: Path, error: BaseException) -> str:
+    line = line_in(trace_of(error), str(file.resolve()))
+    return f"{place} raised {type(error).__name__}: {error!s:.{MAX_FAULT}}{line}"
 
 
 _logged: set[tuple[str, str]] = set()
@@ -293,7 +306,9 @@ class FunctionProvider:
         self._close = close
 
         async def post(call: ToolCall, server: Server) -> ToolResult:
-            body = await outcome_of(run, call.payload, call.tool, definition.place)
+            body = await outcome_of(
+                run, call, definition.place, definition.path, may_retry=route.max_retries > 0
+            )
             return ToolResult(body=body, tool=call.tool, cacheable=True)
 
         key = f"python:{definition.digest}"
@@ -339,7 +354,9 @@ class ClassProvider:
             return await run_in_loop(instance.call, definition.place, arguments)
 
         async def post(call: ToolCall, server: Server) -> ToolResult:
-            body = await outcome_of(run, call.payload, call.tool, definition.place)
+            body = await outcome_of(
+                run, call, definition.place, definition.path, may_retry=self.may_repeat
+            )
             return ToolResult(body=body, tool=call.tool, cacheable=False)
 
         route = self._base.limited(post=post)
@@ -377,10 +394,9 @@ class _Instance:
                 await run_in_loop(start, definition.place, {"row": self._row.visible()})
         except (Exception, SystemExit) as error:
             _log_once(definition.place, error)
+            problem = _raised(definition.place, definition.path, error)
             raise ToolUnavailable(
-                f"{definition.place} raised {type(error).__name__} at the start of a trajectory: "
-                f"{error}",
-                tool=definition.spec.name,
+                f"{problem}, at the start of a trajectory", tool=definition.spec.name
             ) from error
         return [self._provider.tool_of(self._instance)]
 

@@ -1,8 +1,10 @@
 """Results of tools that are not behind the tool servers: their bodies, bounds and texts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import ToolResult, ToolUnavailable
@@ -28,15 +30,38 @@ def text_body(text: str, tool: str, *, is_error: bool = False) -> dict[str, Any]
     return {"text": replace_surrogates(text) or NO_OUTPUT, "is_error": is_error}
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any, tool: str) -> str:
     """The text of what a Python function returned: a text as it is, None as no output, and
-    anything else as JSON, or else as `str` gives it."""
+    anything else as JSON. NaN and infinity, which JSON lacks, become texts.
+
+    Raises:
+        ToolUnavailable: the value is no JSON.
+    """
     if value is None or isinstance(value, str):
         return value or ""
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return str(value)
+        plain = json.loads(json.dumps(value, default=_plain), parse_constant=str)
+        return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ToolUnavailable(
+            f"tool={tool!r} returned a value of type {type(value).__name__} that is no JSON "
+            f"({str(error).split(';')[0]:.200}); return a text, or numbers, texts, lists and dicts",
+            tool=tool,
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """In JSON's types: a value that `json` does not know."""
+    if isinstance(value, Iterator):  # to read it would run the function's code in the event loop
+        raise TypeError(f"{type(value).__name__} is no list")
+    return to_jsonable_python(value, fallback=_array)
+
+
+def _array(value: Any) -> Any:
+    """The numbers of an array or a tensor."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"{type(value).__name__} is no type of JSON")
+    return value.tolist()
 
 
 def observation_of(result: ToolResult) -> Observation:

@@ -16,6 +16,7 @@ from agent_loop.toolbox.functions import Definition
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
+from samplers.module_file import line_in
 from tool_server.wire.protocol import (
     MAX_RUN_S,
     Fault,
@@ -35,21 +36,17 @@ for name in ("tool_server.wire.protocol", "agent_loop.tools.protocol"):  # the s
     module = sys.modules[name] = types.ModuleType(name)
     module.ToolRejected = ToolRejected
 def main():
-    import asyncio, json
+    import asyncio, inspect, json
     out, sys.stdout = sys.stdout, sys.stderr
     module = sys.modules["tool"] = types.ModuleType("tool")
     exec(compile({source!r}, {file!r}, "exec"), module.__dict__)
     try:
         value = getattr(module, {name!r})(**json.loads({arguments!r}))
-        value = asyncio.run(value) if asyncio.iscoroutine(value) else value
+        value = asyncio.run(value) if inspect.iscoroutine(value) else value
         found = ["ok", value]
     except ToolRejected as error:
         found = ["rejected", str(error)]
-    try:
-        text = json.dumps(found)
-    except (TypeError, ValueError):
-        text = json.dumps([found[0], str(found[1])])
-    print("\\n" + {mark!r} + text, file=out, flush=True)
+    print("\\n" + {mark!r} + json.dumps(found), file=out, flush=True)
 main()
 """
 """The file is a module of its own, as in a loop. It may import only `ToolRejected` of this project.
@@ -111,15 +108,18 @@ class SandboxProvider:
         try:
             kind, value = json.loads(lines[-1].removeprefix(_MARK))
         except (IndexError, ValueError, TypeError) as error:
-            words = (run.get("stderr") or "").strip().splitlines()[-1:] or [run.get("status", "")]
+            trace = run.get("stderr") or ""
+            words = trace.strip().splitlines()[-1:] or [run.get("status", "")]
+            line = line_in(trace, self.definition.path.name)
             raise ToolUnavailable(
-                f"{self.definition.place} gave no result in the sandbox ({words[0]:.200}); run the "
-                "function by itself, and see which packages the sandbox has",
+                f"{self.definition.place} gave no result in the sandbox: {words[0]:.200}{line}; "
+                "run the function by itself, return what `json` writes, and see which packages "
+                "the sandbox has",
                 tool=self.spec.name,
             ) from error
         if kind == "rejected":
             raise ToolRejected(str(value), tool=self.spec.name)
-        body = text_body(text_of(value), self.spec.name)
+        body = text_body(text_of(value, self.spec.name), self.spec.name)
         return observation_of(replace(result, body=body, tool=self.spec.name))
 
     async def tools(self) -> list[Tool]:

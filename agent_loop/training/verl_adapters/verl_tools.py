@@ -8,6 +8,7 @@ verl's contract holds, in which what a tool raises is a text that the model read
 
 import dataclasses
 import hashlib
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -93,12 +94,16 @@ class VerlProvider:
             async def run(arguments: dict[str, Any]) -> str:
                 return _text_of(await _executed(tool, arguments), call.tool)
 
-            body = await outcome_of(run, call.payload, call.tool, f"{name}:{call.tool}")
+            function = tool.fn if isinstance(tool, FunctionTool) else type(tool).execute
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            file = Path(name if code is None else code.co_filename)
+            body = await outcome_of(run, call, f"{name}:{call.tool}", file, may_retry=may_retry)
             return ToolResult(body=body, tool=call.tool, cacheable=True)
 
         key = f"verl:{name}:{_digest_of(name)}"
         route = limit(local_route(name, post, key=key, timeout_s=timeout_s, clock=clock))
-        may_repeat = bool(route.caches) or route.max_retries > 0
+        may_retry = route.max_retries > 0
+        may_repeat = bool(route.caches) or may_retry
         self._tools: list[Tool] = [
             LocalTool(spec=spec_of(tool), route=route, idempotent=may_repeat) for tool in tools
         ]
