@@ -4,20 +4,16 @@ Arguments are checked by the library jsonschema. A mistake of the model becomes 
 the argument and the rule.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-import regex
-from jsonschema import ValidationError
-from jsonschema.exceptions import best_match
-from jsonschema.validators import extend, validator_for
-
-from agent_loop.json_schemas import OFFLINE, check_schema
+from agent_loop.json_schemas import CheckTooLong, broken_rule, check_schema, validator_of
 from agent_loop.row import Row
 from agent_loop.turns.tags import ActionKind
 
@@ -32,8 +28,11 @@ libraries do; a shared MCP server would fail for all trajectories."""
 MAX_MISTAKE = 300
 """Characters of a mistake that the model reads; a value in it may be long."""
 
-PATTERN_S = 0.05
-"""Longest search of a schema's pattern."""
+CHECK_S = 0.8
+"""Most CPU time of the check of a call's arguments. 10,000 numbers or texts take 0.15 s."""
+
+IN_LOOP_S = 0.02
+"""The part of it in the event loop, which must go on after 50 ms."""
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _TAKEN = frozenset({ActionKind.ANSWER, ActionKind.MALFORMED})
@@ -95,13 +94,26 @@ class ToolSpec:
 
     @cached_property
     def _validator(self) -> Any:
-        kind = extend(validator_for(self.parameters), {"pattern": _pattern})
-        return kind(self.parameters, registry=OFFLINE)
+        return validator_of(self.parameters)
+
+    async def mistake_in_loop(self, arguments: Mapping[str, Any]) -> str | None:
+        """As `mistake`. A check that takes long is made again in a thread."""
+        try:
+            return self._mistake(arguments, IN_LOOP_S)
+        except CheckTooLong:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_thread(), self.mistake, arguments)
 
     def mistake(self, arguments: Mapping[str, Any]) -> str | None:
         """Why these arguments break the schema: the path of the argument and the rule; None if they
         are right. An argument that the schema does not name is refused too, unless the schema may
-        name it in another place."""
+        name it in another place. So are arguments whose check takes `CHECK_S`."""
+        try:
+            return self._mistake(arguments, CHECK_S)
+        except CheckTooLong:
+            return f"{self.name}: the arguments take too long to check; write simpler ones"
+
+    def _mistake(self, arguments: Mapping[str, Any], limit_s: float) -> str | None:
         if _is_deep(arguments):
             return f"{self.name}: an argument is nested too deeply"
         known = self.parameters.get("properties", {})
@@ -114,7 +126,7 @@ class ToolSpec:
                 :MAX_MISTAKE
             ]
         try:
-            error = best_match(self._validator.iter_errors(dict(arguments)))
+            error = broken_rule(self._validator, dict(arguments), limit_s)
         except (RecursionError, OverflowError):
             return f"{self.name}: an argument is nested too deeply, or a number is too large"
         if error is None:
@@ -141,14 +153,10 @@ def specs_of_tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
     return specs
 
 
-def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Iterator[ValidationError]:
-    """The rule `pattern`. A pattern that takes long on what the model wrote would stop the event
-    loop: the tool then decides itself."""
-    if not isinstance(text, str):
-        return
-    with suppress(TimeoutError, regex.error):
-        if not regex.search(pattern, text, timeout=PATTERN_S):
-            yield ValidationError(f"{text!r} does not match {pattern!r}")
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """One thread, because each thread that computes delays the event loop by 5 ms."""
+    return ThreadPoolExecutor(1, "checks of arguments")
 
 
 def _is_deep(arguments: Mapping[str, Any]) -> bool:

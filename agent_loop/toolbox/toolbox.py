@@ -159,7 +159,7 @@ class TrajectoryTools:
         tool = self._tools.get(name)
         if tool is None:
             return mistake(f"no tool {name!r}; there are {', '.join(self._tools) or 'none'}")
-        if (problem := tool.spec.mistake(arguments)) is not None:
+        if (problem := await tool.spec.mistake_in_loop(arguments)) is not None:
             return mistake(problem)
         return await tool.call(self._client, arguments)
 
