@@ -1,8 +1,8 @@
-"""JSON schemas that a user or an MCP server writes: their check, without fetching anything, and the
-check of a model's values, within a limit of CPU time.
+"""JSON schemas of users and MCP servers, and the check of a model's values within a CPU limit.
 
-The library jsonschema checks. It is stopped between two keywords, so the keywords whose own work
-grows faster than the value are written here: regular expressions and `uniqueItems`.
+Nothing is fetched. The library jsonschema checks. It is stopped between two keywords, so the
+keywords whose own work grows faster than the value are written here: regular expressions and
+`uniqueItems`.
 """
 
 import json

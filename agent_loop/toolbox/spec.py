@@ -132,7 +132,10 @@ class ToolSpec:
         if error is None:
             return None
         place = "".join(f"[{p!r}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
-        return f"{self.name}{place}: {error.message}"[:MAX_MISTAKE]
+        problem = f"{self.name}{place}: {error.message}"
+        if len(problem) > MAX_MISTAKE:  # the rule stands after the value
+            problem = f"{problem[: MAX_MISTAKE // 2]} ... {problem[-MAX_MISTAKE // 2 :]}"
+        return problem
 
 
 def specs_of_tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:

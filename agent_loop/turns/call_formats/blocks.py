@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from agent_loop.turns.call_formats.json_values import Unreadable, shown, skip_space
-from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall, Schemas
+from agent_loop.turns.call_formats.message import (
+    MOST_CALLS,
+    Attempt,
+    CallMistake,
+    ParsedCall,
+    Schemas,
+)
 from agent_loop.turns.call_formats.scanning import one_of, skip_broken
 
 
@@ -47,7 +53,7 @@ class BlockReader:
             return [mistake], end
         found: list[Attempt] = []
         call_begin = at = skip_space(text, start + len(opening))
-        while at < len(text) and not text.startswith(self.block, at):
+        while at < len(text) and len(found) < MOST_CALLS and not text.startswith(self.block, at):
             begin = at
             attempt, at = self._read_one(text, at, schemas)
             is_words = isinstance(attempt, CallMistake) and not text.startswith(self.call[0], begin)

@@ -24,11 +24,13 @@ from dataclasses import dataclass, field
 
 from agent_loop.turns.call_formats.json_values import Unreadable, read_arguments, shown, skip_space
 from agent_loop.turns.call_formats.message import (
+    MOST_CALLS,
     Attempt,
     CallMistake,
     Message,
     ParsedCall,
     Schemas,
+    too_many,
 )
 from agent_loop.turns.call_formats.scanning import one_of, without_end
 
@@ -73,9 +75,11 @@ class GptOssFormat:
             parts.final.append(text)  # no part at all: plain words
             at = len(text)
         is_first = not in_reasoning
-        while at < len(text):
+        while at < len(text) and len(parts.calls) < MOST_CALLS:
             at = _read_part(text, at, parts, is_first)
             is_first = False
+        if at < len(text):
+            parts.calls.append(too_many(text[at:]))
         return Message(
             content=_joined(parts.final) or _joined(parts.commentary),
             reasoning=_joined(parts.reasoning),

@@ -7,6 +7,10 @@ from typing import Any, Protocol
 Schemas = Mapping[str, Mapping[str, Any]]
 """Tool name -> JSON schema of its parameters."""
 
+MOST_CALLS = 256
+"""Calls and mistakes that are read in one message, because the event loop waits for the reader and
+for the result of each. The rest of the message is one mistake."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCall:
@@ -43,6 +47,11 @@ class CallMistake:
 
 
 Attempt = ParsedCall | CallMistake
+
+
+def too_many(rest: str) -> CallMistake:
+    """What follows after `MOST_CALLS`."""
+    return CallMistake(problem=f"at most {MOST_CALLS} calls are read in one message", text=rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

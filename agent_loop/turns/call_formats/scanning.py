@@ -19,10 +19,12 @@ from functools import cached_property
 
 from agent_loop.turns.call_formats.json_values import Unreadable
 from agent_loop.turns.call_formats.message import (
+    MOST_CALLS,
     Attempt,
     CallMistake,
     Message,
     Schemas,
+    too_many,
 )
 
 ReadCalls = Callable[[str, int, Schemas], tuple[list[Attempt], int]]
@@ -81,6 +83,10 @@ class MarkedFormat:
             at = first + len(begin) if text.startswith(begin, first) else 0
             at, is_open = self._read_thought(text, at, last_close, thoughts)
         while not is_open and (match := self._markers.search(text, at)):
+            if len(calls) >= MOST_CALLS:
+                calls.append(too_many(text[at:]))
+                at = len(text)
+                break
             content.append(text[at : match.start()])
             at = match.end()
             if match.group() == begin:
@@ -153,11 +159,14 @@ def one_of(*markers: str) -> re.Pattern[str]:
 def without_end(text: str, end_texts: Sequence[str]) -> str:
     """The text without the control tokens at its end. Halves of surrogate pairs become `?`."""
     text = text.encode(errors="replace").decode()
-    rest = text.rstrip()
-    while ended := [end for end in end_texts if rest.endswith(end)]:
-        rest = text = rest.removesuffix(ended[0])
-        rest = rest.rstrip()
-    return text
+    at = end = len(text)
+    while True:
+        while at and text[at - 1].isspace():
+            at -= 1
+        token = next((each for each in end_texts if text.endswith(each, 0, at)), None)
+        if token is None:
+            return text[:end]
+        at = end = at - len(token)
 
 
 def shown_marker(marker: str) -> str:

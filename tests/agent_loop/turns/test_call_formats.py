@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agent_loop.turns.call_formats import FORMATS, CallMistake, Message, ParsedCall
 from agent_loop.turns.call_formats.json_values import read_untyped
+from agent_loop.turns.call_formats.message import MOST_CALLS, too_many
 from tests.fakes.call_messages import BROKEN, MARKERS, broken, messages
 from tests.fakes.call_writers import WRITERS, Call
 
@@ -139,7 +140,14 @@ def test_no_text_raises_and_no_attempt_is_dropped(text, in_reasoning):
 
 
 HOSTILE = {
-    "hermes": ["<tool_call>", '<tool_call>{"', '<tool_call>{"name":', "<think>", "<tool_call> "],
+    "hermes": [
+        "<tool_call>",
+        '<tool_call>{"',
+        '<tool_call>{"name":',
+        "<think>",
+        "<tool_call> ",
+        "<|im_end|> ",
+    ],
     "qwen3_coder": [
         "<tool_call><function=a>",
         "<tool_call><function=a><parameter=b>",
@@ -166,6 +174,17 @@ def test_hostile_texts_are_read_in_linear_time(name):
     for piece in (*HOSTILE[name], " ", "<", "\n<tool_call>" + "a" * 1000):
         text = piece * (200_000 // len(piece))
         FORMATS[name].parse(text, {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_after_the_most_calls_of_a_message_the_rest_is_one_mistake(name):
+    for piece in HOSTILE[name]:
+        text = piece * 2000
+        calls = FORMATS[name].parse(text, {}).calls
+        if len(calls) < MOST_CALLS:
+            continue
+        assert len(calls) <= 2 * MOST_CALLS
+        assert calls[-1] == too_many(calls[-1].text) and text.endswith(calls[-1].text)
 
 
 ARGUMENTS = [
