@@ -9,6 +9,7 @@ from tool_server.wire.protocol import (
     cell_call,
     run_code_call,
 )
+from tool_server.wire.responses import replace_surrogates
 
 
 async def run_code(
@@ -66,4 +67,4 @@ async def calculate(tools: ToolBackend, expression: str) -> Observation:
 
 def mistake(problem: str) -> Observation:
     """The result of an action that the model wrote wrongly: no tool was called."""
-    return Observation(text=f"error: {problem}", rejected=True)
+    return Observation(text=f"error: {replace_surrogates(problem)}", rejected=True)

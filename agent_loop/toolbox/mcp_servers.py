@@ -13,9 +13,7 @@ import hashlib
 import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.own_limits import own_name
@@ -31,7 +29,7 @@ from agent_loop.toolbox.toolbox import check_only
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tool_server.wire.protocol import Again, ToolCall, ToolResult, ToolUnavailable
-from tool_server.wire.responses import rewritten_without_surrogates
+from tool_server.wire.responses import sendable
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -118,7 +116,7 @@ class McpProvider:
         assert session is not None, "a call before the connection was open"
         try:
             result = await session.call_tool(
-                tool, _sendable(call.payload), allow_input_required=True
+                tool, sendable(call.payload), allow_input_required=True
             )
         except MCPError as error:
             if error.code in SESSION_ENDED:
@@ -242,12 +240,3 @@ def spec_of(tool: "types.Tool") -> ToolSpec:
         parameters=tool.input_schema,
         hints={name: hints[name] for name in HINTS if name in hints},
     )
-
-
-def _sendable(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with `?` for each lone surrogate, because UTF-8 cannot hold one."""
-    try:
-        msgspec.json.encode(arguments)
-    except UnicodeEncodeError:
-        return msgspec.json.decode(rewritten_without_surrogates(json.dumps(arguments)))
-    return arguments

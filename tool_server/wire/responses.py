@@ -191,6 +191,13 @@ def rewritten_without_surrogates(raw: str | bytes | bytearray) -> str:
     return replace_surrogates(json.dumps(json.loads(raw), ensure_ascii=False))
 
 
+def sendable(value: Any) -> Any:
+    """A JSON value with `?` for each lone surrogate, because UTF-8 cannot hold one."""
+    text = json.dumps(value, ensure_ascii=False)
+    clean = replace_surrogates(text)
+    return value if clean == text else json.loads(clean)
+
+
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Pause that a `Retry-After` header asks for, in seconds; None without the header.
 

@@ -190,6 +190,19 @@ async def test_tools_are_called_through_the_toolbox_and_recorded_in_the_last_tur
     assert [(c.action, c.turn, c.status) for c in row.calls] == [("calculate", 1, "ok")]
 
 
+async def test_half_a_character_in_a_message_of_mcp_is_a_question_mark(site: Site):
+    session = session_of("hermes", ["so<|im_end|>"])
+    address = await site.open(session)
+    await site.post(address.openai + "/chat/completions", ASKED)
+    half = "\ud83d"
+    for name in ("calculate", half):
+        _, done = await site.post(address.mcp, called(name, {half: [half, "a\0"]}) | {"id": half})
+        assert (done["id"], done["result"]["isError"]) == ("?", False)
+        assert done["result"]["content"][0]["text"] == 'ran {"?": ["?", "a\\u0000"]}'
+    (row,) = session.rollouts()
+    assert [c.action for c in row.calls] == ["calculate", "?"] and not session.over.is_set()
+
+
 @pytest.mark.parametrize(
     ("message", "code"),
     [
