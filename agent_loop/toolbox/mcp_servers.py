@@ -88,10 +88,10 @@ class McpProvider:
             only = self.entry.only
             check_only(only, [each.name for each in connection.tools])
             # A tool that is not offered may have a name or a schema that would be refused.
+            wanted = [each for each in connection.tools if only is None or each.name in only]
+            # The check of megabytes of schemas would stop the event loop.
             self._tools = [
-                self._tool_of(each, connection)
-                for each in connection.tools
-                if only is None or each.name in only
+                await asyncio.to_thread(self._tool_of, each, connection) for each in wanted
             ]
         return list(self._tools)
 
