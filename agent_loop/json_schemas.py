@@ -46,11 +46,16 @@ def check_schema(schema: dict[str, Any], name: str) -> None:
         )
 
 
-def _lost_reference(schema: Mapping[str, Any]) -> str | None:
-    """A `$ref` that the schema itself does not answer; None if there is none."""
+def resolver_of(schema: Mapping[str, Any]) -> Any:
+    """What looks up the references of a schema; its `lookup` raises `Unresolvable`."""
     resource = Resource.from_contents(schema, default_specification=DRAFT202012)
     base = resource.id() or ""
-    resolver = OFFLINE.with_resource(base, resource).resolver(base)
+    return OFFLINE.with_resource(base, resource).resolver(base)
+
+
+def _lost_reference(schema: Mapping[str, Any]) -> str | None:
+    """A `$ref` that the schema itself does not answer; None if there is none."""
+    resolver = resolver_of(schema)
     left: list[Any] = [schema]
     while left:
         part = left.pop()

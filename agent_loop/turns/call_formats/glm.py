@@ -7,15 +7,10 @@ with the white space at its ends. A value ends at its first closing marker.
 import re
 from typing import Any
 
-from agent_loop.turns.call_formats.json_values import (
-    Unreadable,
-    read_untyped,
-    shown,
-    skip_space,
-)
+from agent_loop.turns.call_formats.json_values import Unreadable, shown, skip_space
 from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall, Schemas
 from agent_loop.turns.call_formats.scanning import MarkedFormat, one_of, skip_broken
-from agent_loop.turns.call_formats.tagged import schema_of
+from agent_loop.turns.call_formats.untyped import read_untyped, schemas_of
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY = ("<arg_key>", "</arg_key>")
@@ -48,7 +43,7 @@ def _read_call(text: str, start: int, schemas: Schemas) -> tuple[Attempt, int]:
         value, at = _read_part(text, skip_space(text, at), _VALUE, name)
         key = key.strip()
         try:
-            arguments[key] = read_untyped(value, schema_of(schemas, name, key), {})
+            arguments[key] = read_untyped(value, schemas_of(schemas, name, key), {})
         except ValueError as error:
             problem = problem or f"the value of {shown(key)} of {shown(name)} is no JSON: {error}"
         at = skip_space(text, at)

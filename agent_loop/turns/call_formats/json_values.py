@@ -1,4 +1,4 @@
-"""JSON values inside a model's text: where one ends, and which type unquoted text has.
+"""JSON values inside a model's text: where one ends.
 
 Stricter than `json`: NaN, infinite numbers and halves of surrogate pairs are refused, because no
 tool server accepts them.
@@ -6,7 +6,6 @@ tool server accepts them.
 
 import json
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -41,12 +40,8 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
     Raises:
         ValueError: there is none; its text says why, in a few words.
     """
-    return _decode(_document(text), at)
-
-
-def _decode(text: str, at: int) -> tuple[Any, int]:
     try:
-        value, end = _DECODER.raw_decode(text, skip_space(text, at))
+        value, end = _DECODER.raw_decode(_document(text), skip_space(text, at))
         if isinstance(value, (str, list, dict, float)):
             # Raises for half a surrogate pair, as "\ud83d", and for 1e999, which is infinite.
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -74,77 +69,6 @@ def read_arguments(text: str, at: int, name: str) -> tuple[dict[str, Any], int]:
     if not isinstance(value, dict):
         raise Unreadable(f"the arguments of {shown(name)} are no JSON object", at, name)
     return value, end
-
-
-def read_untyped(text: str, schema: object, words: Mapping[str, Any]) -> Any:
-    """The value of a parameter that a model wrote without quotes.
-
-    Args:
-        text: as written.
-        schema: JSON schema of the parameter; None if there is none.
-        words: further texts for a value, as Python's `True`; used if the schema has their type.
-
-    Returns:
-        `text` itself if the schema allows strings only. Else the JSON value of `text` if it has an
-        allowed type. Else `text` if strings are allowed. Without a type in the schema: the JSON
-        value, or `text` if it is no JSON.
-
-    Raises:
-        ValueError: strings are not allowed and `text` is no JSON.
-    """
-    types = _types(schema)
-    if types == {"string"}:
-        return text
-    word = text.strip()
-    if types and word in words and _has_type(words[word], types):
-        return words[word]
-    try:
-        value, end = _decode(text, 0)
-        if end != len(text.rstrip()):
-            raise ValueError(f"{shown(text[end:].strip())} follows the value")
-    except ValueError:
-        if types is None or "string" in types:
-            return text
-        raise
-    if types and "string" in types and not _has_type(value, types):
-        return text
-    return value
-
-
-def _types(schema: object) -> set[str] | None:
-    """JSON types that a schema allows; None if it does not say."""
-    if not isinstance(schema, Mapping):
-        return None
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return {declared}
-    if isinstance(declared, list):
-        return {each for each in declared if isinstance(each, str)} or None
-    for key in ("anyOf", "oneOf"):
-        if isinstance(branches := schema.get(key), list):
-            found = [_types(branch) for branch in branches]
-            return set[str]().union(*(each or () for each in found)) if all(found) else None
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return {name for value in values for name in _TYPES if _has_type(value, {name})} or None
-    return None
-
-
-def _has_type(value: Any, types: set[str]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in types
-    return any(isinstance(value, _TYPES[name]) for name in types if name in _TYPES)
-
-
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "null": type(None),
-    "array": list,
-    "object": dict,
-}
 
 
 class _Document(str):

@@ -23,14 +23,10 @@ from functools import cached_property
 from typing import Any
 
 from agent_loop.turns.call_formats.blocks import BlockReader
-from agent_loop.turns.call_formats.json_values import (
-    Unreadable,
-    read_untyped,
-    shown,
-    skip_space,
-)
+from agent_loop.turns.call_formats.json_values import Unreadable, shown, skip_space
 from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall, Schemas
 from agent_loop.turns.call_formats.scanning import MarkedFormat, one_of
+from agent_loop.turns.call_formats.untyped import JSON, TEXT, read_untyped, schemas_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +70,9 @@ class TagReader:
         problem = ""
         while not text.startswith(self.call.end, at):
             key, is_text, value, at = self._read_parameter(text, at, name)
-            schema = schema_of(schemas, name, key) if is_text is None else _TYPED[is_text]
+            places = schemas_of(schemas, name, key) if is_text is None else _TYPED[is_text]
             try:
-                arguments[key] = read_untyped(value, schema, self.words)
+                arguments[key] = read_untyped(value, places, self.words)
             except ValueError as error:
                 reason = f"the value of {shown(key)} of {shown(name)} is no JSON: {error}"
                 problem = problem or reason
@@ -107,14 +103,8 @@ class TagReader:
         return header["name"], header.groupdict().get("is_text"), value, match.end()
 
 
-_TYPED = {"true": {"type": "string"}, "false": {"type": "any JSON"}}
-"""Schemas that stand for DeepSeek's `string="true"` and `string="false"`."""
-
-
-def schema_of(schemas: Schemas, tool: str, parameter: str) -> object:
-    """JSON schema of a parameter; None if there is none."""
-    properties = schemas.get(tool, {}).get("properties")
-    return properties.get(parameter) if isinstance(properties, Mapping) else None
+_TYPED = {"true": TEXT, "false": JSON}
+"""What DeepSeek's `string="true"` and `string="false"` say."""
 
 
 def _equals_tag(word: str) -> Tag:

@@ -1,14 +1,12 @@
 """Tool calls in the models' own formats: every call is read, and every mistake is named."""
 
 from itertools import islice
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_loop.turns.call_formats import FORMATS, CallMistake, Message, ParsedCall
-from agent_loop.turns.call_formats.json_values import read_untyped
 from agent_loop.turns.call_formats.message import MOST_CALLS, too_many
 from tests.fakes.call_messages import BROKEN, MARKERS, broken, messages
 from tests.fakes.call_writers import WRITERS, Call
@@ -212,52 +210,6 @@ def test_arguments_that_are_no_json_object_are_a_mistake(name, arguments, proble
 
 S = {"type": "string"}
 I = {"type": "integer"}  # noqa: E741
-VALUES: list[tuple[str, Any, Any]] = [
-    *[("5", S, "5"), (" 5\n", S, " 5\n"), ("null", S, "null"), ('"a"', S, '"a"'), ("", S, "")],
-    *[
-        ("5", I, 5),
-        (" 5 ", I, 5),
-        ("5.5", I, 5.5),
-        ('"5"', I, "5"),
-        ("1e3", {"type": "number"}, 1e3),
-    ],
-    *[("true", {"type": "boolean"}, True), ("True", {"type": "boolean"}, True)],
-    *[("[1]", {"type": "array"}, [1]), ('{"a": 1}', {"type": "object"}, {"a": 1})],
-    *[
-        ("5", {"anyOf": [S, I]}, 5),
-        ("5.5", {"anyOf": [S, I]}, "5.5"),
-        ("x", {"anyOf": [S, I]}, "x"),
-    ],
-    *[
-        ("null", {"oneOf": [S, {"type": "null"}]}, None),
-        ("5", {"oneOf": [S, {"type": "null"}]}, "5"),
-    ],
-    *[
-        ("None", {"type": ["string", "null"]}, None),
-        ("true", {"type": ["integer", "string"]}, "true"),
-    ],
-    *[("5", None, 5), ("x y", None, "x y"), ("True", None, "True"), ("NaN", None, "NaN")],
-    *[
-        ("5", {}, 5),
-        ("5", {"enum": ["5", "6"]}, "5"),
-        ("5", {"const": 5}, 5),
-        ("5", {"anyOf": 3}, 5),
-    ],
-    *[("5 6", None, "5 6"), ("1e999", None, "1e999"), ("5", {"anyOf": [S, {"$ref": "#"}]}, 5)],
-]
-
-
-@pytest.mark.parametrize(("text", "schema", "value"), VALUES)
-def test_the_schema_says_which_type_a_text_without_quotes_has(text, schema, value):
-    words = {"True": True, "False": False, "None": None}
-    read = read_untyped(text, schema, words)
-    assert (read, type(read)) == (value, type(value))
-
-
-@pytest.mark.parametrize("text", ["x", "", "5x", "NaN", "[1", "9" * 5000, "True"])
-def test_a_text_that_is_no_json_is_a_mistake_if_the_schema_wants_no_text(text):
-    with pytest.raises(ValueError, match=r"Expecting|follows|allowed|limit"):
-        read_untyped(text, I, {"True": True})
 
 
 @pytest.mark.parametrize("name", ["glm", "minimax", "qwen3_coder", "seed"])
