@@ -74,6 +74,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             engine=self._generate,
             budget=self._budget,
             temperature=float(self._engine.sampling["temperature"]),
+            max_requests=self._options.max_requests,
         )
         endpoint = McpEndpoint(session, self.specs, self._act)
         address = await gateway.open(session, endpoint)
@@ -117,7 +118,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             elif session.is_cut:  # what the agent made of a cut message is no answer
                 last.stop_reason = StopReason.RESPONSE_BUDGET
             else:
-                self._take_answer(last, session, agent if has_ended else None)
+                self._take_answer(rollouts, session, agent if has_ended else None)
         for rollout in rollouts:
             rollout.trajectory.finish(self.tokenizer.eos_token_id)
         if last.is_lost:
@@ -125,16 +126,28 @@ class GatewayAgentLoop(NamedToolsLoop):
         return rollouts
 
     def _take_answer(
-        self, last: Rollout, session: Session, agent: "asyncio.Future[str | float | None] | None"
+        self,
+        rollouts: list[Rollout],
+        session: Session,
+        agent: "asyncio.Future[str | float | None] | None",
     ) -> None:
         """The answer and the reward of an agent that ended by itself, or (None) was stopped.
 
-        Raises what the agent raised, unless a budget was used up: clients raise when refused.
+        Raises what the agent raised, unless a budget was used up: clients raise when refused. And
+        raises RuntimeError if the policy said nothing, so that there is nothing to judge.
         """
-        said = None
+        last, said = rollouts[-1], None
         if agent is not None:
             has_failed = agent.cancelled() or agent.exception() is not None
             said = None if has_failed and session.exhausted else agent.result()
+        if not any(turn.tokens for each in rollouts for turn in each.turns):
+            why = "it asked for none"
+            if session.refusal is not None:
+                why = f"its last refused request: {session.refusal}"
+            raise RuntimeError(
+                f"the agent ended without a message of the policy ({why}); let it ask at its "
+                "address, and wait for the reply"
+            )
         if isinstance(said, str) and session.answer is None:
             session.answer = said
         elif said is not None and not isinstance(said, str):

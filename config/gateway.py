@@ -19,6 +19,9 @@ from config.section import Section
 GATEWAY_LOOP = "agent_loop.gateway_agent_loop.GatewayAgentLoop"
 """`_target_` of gateway agents."""
 
+MAX_REQUESTS = 256
+"""Of a session, unless its agent says otherwise."""
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -59,6 +62,10 @@ class GatewayOptions(Section):
     """A file that a command writes its answer to, in its session's folder (`MIXED_SESSION_DIR`);
     None: the last line of its stdout is the answer."""
 
+    max_requests: int = Field(default=MAX_REQUESTS, ge=1)
+    """Requests of one session that the model may answer, of all its conversations together. Each
+    conversation has `max_turns` of the source."""
+
     let_agent_set: list[Literal["temperature"]] = []
     """Sampling parameters that a request may change. The others are the source's, because
     log-probs must be those of what was sampled."""
@@ -78,7 +85,7 @@ class GatewayOptions(Section):
     @property
     def of_command(self) -> dict[str, Any]:
         """The options of a command, as `agent_loop.gateway.program.AgentProgram` takes them."""
-        return self.model_dump(exclude={"function", "let_agent_set"})
+        return self.model_dump(exclude={"function", "max_requests", "let_agent_set"})
 
 
 def with_absolute_paths(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ read by the model and never trained. Pure: the template is given as an object.
 
 Example: an agent asks [user], gets A, asks [user, A, result], gets B, and then asks [user, A, other
 result]. The first two requests are one sequence. The third begins another: its prompt has the
-tokens of [user] and A as they were sampled, and then those of the other result.
+tokens of [user] and A as they were sampled, and then those of the other result. It is the second
+turn of its conversation, because A is the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,11 +71,22 @@ class OpenSequence:
     digest: bytes = b""
     """Of its tools, its temperature and its messages."""
 
+    turns_before: int = 0
+    """Turns of its conversation that its prompt holds."""
+
+    examples: int = 0
+    """Messages of the role assistant in its prompt that are no turns: few-shot examples."""
+
     id: str = field(default_factory=lambda: uuid4().hex)
     is_busy: bool = False
     """Whether the engine is writing its next message."""
 
     last_request: int = 0
+
+    @property
+    def turns(self) -> int:
+        """Turns of its conversation so far."""
+        return self.turns_before + len(self.rollout.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +120,8 @@ class Chains:
         self._template = template
         self.sequences: list[OpenSequence] = []
         self._points: dict[bytes, _Point] = {}
+        self._said = set[bytes]()
+        """The model's messages, as comparable texts."""
 
     def place(self, request: ModelRequest, temperature: float) -> Continuation:
         """Find the sequence that a request continues, or begin one; it is busy until `say`.
@@ -133,12 +147,16 @@ class Chains:
             read = len(before) + len(glue)
             if sequence.is_busy or len(before) < len(tokens):  # an earlier place of the sequence
                 ids, glue = before + glue, []
+                behind = self._turns_behind(messages, texts, count, sequence)
                 sequence = self._begin(ids, "branch", sequence, tools, temperature)
+                sequence.turns_before, sequence.examples = behind
             sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
             return Continuation(sequence=sequence, added=glue, read=read, reused=len(before))
         ids = self._template.prompt_ids(messages, request.tools)
-        cause, parent = self._why_new(texts, tools, temperature)
+        cause, parent, shared = self._why_new(texts, tools, temperature)
+        behind = self._turns_behind(messages, texts, shared, parent)
         sequence = self._begin(ids, cause, parent, tools, temperature)
+        sequence.turns_before, sequence.examples = behind
         sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
         return Continuation(sequence=sequence, added=[], read=len(ids), reused=0)
 
@@ -151,6 +169,7 @@ class Chains:
                 self.sequences.remove(sequence)
             return
         texts = texts_of([said])
+        self._said.update(texts)
         sequence.history = [*sequence.history, *texts]
         sequence.digest = _digests(sequence.digest, texts)[-1]
         response_tokens = len(sequence.rollout.trajectory)
@@ -177,19 +196,41 @@ class Chains:
         self.sequences.append(OpenSequence(rollout=rollout, tools=tools, temperature=temperature))
         return self.sequences[-1]
 
+    def _turns_behind(
+        self,
+        messages: Messages,
+        texts: Sequence[bytes],
+        shared: int,
+        parent: OpenSequence | None,
+    ) -> tuple[int, int]:
+        """Turns that a request has behind it which begins a sequence, and examples before them.
+
+        An agent may write the model's messages anew, and has had them all the same. So messages of
+        the role assistant after those that it shares with `parent` count as turns, but no more
+        than `parent` has had. Without a `parent`, only words that the model said count.
+        """
+        written = [message["role"] == "assistant" for message in messages]
+        if parent is None:
+            turns = sum(text in self._said for text in texts)
+        else:
+            examples = min(parent.examples, sum(written[:shared]))
+            turns = min(parent.turns, sum(written) - examples)
+        return turns, sum(written) - turns
+
     def _why_new(
         self, texts: Sequence[bytes], tools: bytes, temperature: float
-    ) -> tuple[str, OpenSequence | None]:
-        """Why a request begins a sequence, and the one with which it shares the most messages."""
+    ) -> tuple[str, OpenSequence | None, int]:
+        """Why a request begins a sequence, the one with which it shares the most messages, and how
+        many."""
         if not self.sequences:
-            return "", None
+            return "", None, 0
         shared = [
             (shared_length(texts, sequence.history), sequence.last_request, sequence)
             for sequence in self.sequences
         ]
         count, _, sequence = max(shared, key=lambda each: each[:2])
         if not count:
-            return "new conversation", None
+            return "new conversation", None, 0
         if count < min(len(texts), len(sequence.history)):
             ours, theirs = (msgspec.json.decode(each[count]) for each in (sequence.history, texts))
             if ours["role"] != "assistant" or theirs["role"] != "assistant":
@@ -198,12 +239,12 @@ class Chains:
                 cause = "reasoning"
             else:
                 cause = "rewritten"
-            return cause, sequence
+            return cause, sequence, count
         if sequence.tools != tools:
-            return "tools", sequence
+            return "tools", sequence, count
         if sequence.temperature != temperature:
-            return "temperature", sequence
-        return "again" if count == len(texts) else "template", sequence
+            return "temperature", sequence, count
+        return "again" if count == len(texts) else "template", sequence, count
 
 
 def texts_of(messages: Messages) -> list[bytes]:

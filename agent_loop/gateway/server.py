@@ -196,6 +196,8 @@ class Gateway:
             failed = WireError(f"the request cannot be read: {error}", code="broken")
             return _json(protocol.error_body(failed), 400, NO_RETRY)
         except WireError as error:
+            if served is not None:
+                served.session.refusal = error.message
             return _json(protocol.error_body(error), error.status, NO_RETRY)
         except (Exception, asyncio.TimeoutError) as error:
             assert served is not None

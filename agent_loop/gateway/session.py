@@ -1,8 +1,8 @@
 """One session of the gateway: the requests of one agent, as sequences to train the policy on.
 
 A request becomes tokens (`chains`), the engine goes on from them, and its tokens become a reply.
-The session keeps the limits of a trajectory: the turns of all sequences count together, and a
-sequence has as many tokens as the response of any other agent. No verl, no HTTP.
+A conversation has as many turns, and a sequence as many tokens, as the trajectory of any other
+agent, and the session has a largest number of requests. No verl, no HTTP.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Budget, Generated, Rollout, Stop, append_turn
 from agent_loop.watchdog import waits_for
 from config.compat import timeout
+from config.gateway import MAX_REQUESTS
 from tool_server.wire.protocol import Fault
 
 MOST_IGNORED = 50
@@ -94,7 +95,8 @@ class Session:
 
     Args:
         engine: generates.
-        budget: limits of the session; `response_length` is of each sequence.
+        budget: `max_turns` is of each conversation, `response_length` of each sequence.
+        max_requests: that the engine may get, of all conversations together.
     """
 
     policy: Policy
@@ -103,6 +105,7 @@ class Session:
     temperature: float
     """Of requests that may not change it."""
 
+    max_requests: int = MAX_REQUESTS
     id: str = field(default_factory=lambda: uuid4().hex + uuid4().hex)
     """Unguessable: 244 random bits."""
 
@@ -112,6 +115,9 @@ class Session:
 
     exhausted: StopReason | None = None
     """The budget that the agent used up."""
+
+    refusal: str | None = None
+    """Why its last refused request was refused."""
 
     is_cut: bool = False
     """Whether a limit of the run cut the model's last message, and no request was refused since."""
@@ -141,10 +147,13 @@ class Session:
     """Calls of tools before the first request."""
 
     _requests: int = 0
-    """Requests that reached the engine: each is a turn."""
+    """Requests that reached the engine: each is a turn of a conversation."""
 
     _generating: int = 0
     """Those of them that the engine has not answered."""
+
+    _end: asyncio.TimerHandle | None = None
+    """Stops the agent that was told to end."""
 
     _calls: int = 0
 
@@ -171,9 +180,13 @@ class Session:
 
     @property
     def is_told_to_end(self) -> bool:
-        """Whether `max_turns` refused a request, and all messages of the model are there. While
-        one is generated, an agent that asked several things at once waits for it."""
-        return self.exhausted == StopReason.MAX_TURNS and not self._generating
+        """Whether the limits of turns or requests refused a request, no conversation may go on, and
+        all messages of the model are there. While one is generated, an agent that asked several
+        things at once waits for it."""
+        if self.exhausted != StopReason.MAX_TURNS or self._generating:
+            return False
+        turns_left = any(each.turns < self.budget.max_turns for each in self._chains.sequences)
+        return self._requests >= self.max_requests or not turns_left
 
     def rollouts(self) -> list[Rollout]:
         """The sequences, the one with the last request last; none without a request."""
@@ -212,16 +225,11 @@ class Session:
                 code="unsupported_value",
                 param="messages",
             )
-        if self._requests >= self.budget.max_turns:
-            is_first = self.exhausted != StopReason.MAX_TURNS
-            error = self._used_up(
-                StopReason.MAX_TURNS,
-                f"this session has had its {self.budget.max_turns} messages of the model "
-                "(max_turns of the source)",
+        if self._requests >= self.max_requests:
+            raise self._out_of_turns(
+                f"this session has had its {self.max_requests} messages of the model (max_requests "
+                "of the agent)"
             )
-            if is_first:
-                self._wind_up()
-            raise error
 
     def _temperature(self, request: ModelRequest) -> float:
         asked, common = request.sampling.get("temperature"), self.temperature
@@ -242,6 +250,11 @@ class Session:
         sequence, codec = continuation.sequence, self.policy.codec
         rollout = sequence.rollout
         trajectory = rollout.trajectory
+        if sequence.turns >= self.budget.max_turns:
+            raise self._out_of_turns(
+                f"this conversation has had its {self.budget.max_turns} messages of the model "
+                "(max_turns of the source)"
+            )
         room = self._room(trajectory) - len(continuation.added)
         if room <= 0:
             raise self._used_up(
@@ -250,7 +263,7 @@ class Session:
                 "left",
                 code="context_length_exceeded",
             )
-        self._requests += 1  # nothing was awaited since `_check`, so there is a turn left
+        self._requests += 1  # nothing was awaited since `_check`, so there is one left
         sequence.last_request = self._requests
         self._hand_over_calls(rollout)
         if continuation.added:
@@ -269,6 +282,7 @@ class Session:
         in_reasoning = prompt_opens_thought(codec, prompt_ids)
         started = time.monotonic()
         self._generating += 1
+        self._wind_up()
         try:
             async with timeout(self.budget.turn_timeout_s):
                 generated = await self.engine(
@@ -374,10 +388,18 @@ class Session:
         self.exhausted, self.is_cut = reason, False
         return WireError(f"{words}; end the session with what there is", code=code)
 
+    def _out_of_turns(self, words: str) -> WireError:
+        error = self._used_up(StopReason.MAX_TURNS, words)
+        if self._end is None:
+            self._wind_up()
+        return error
+
     def _wind_up(self) -> None:
-        """Stop the agent a little later if it is told to end."""
-        if self.is_told_to_end:
-            asyncio.get_running_loop().call_later(WIND_UP_S, self.over.set)
+        """Stop the agent a little later if it is told to end, and only then."""
+        if self._end is not None:
+            self._end.cancel()
+        loop = asyncio.get_running_loop()
+        self._end = loop.call_later(WIND_UP_S, self.over.set) if self.is_told_to_end else None
 
     def lose(self, error: Fault) -> WireError:
         """The engine or a tool failed: the session is lost, whatever the agent does."""

@@ -29,6 +29,12 @@ async def ask(address, messages, **fields):
         async with http.post(f"{address.openai}/chat/completions", json=body) as answer:
             return answer.status, await answer.json()
 
+async def talk(address, messages, turns):
+    for _ in range(turns):
+        _, said = await ask(address, messages)
+        messages = [*messages, said["choices"][0]["message"], {"role": "user", "content": "on"}]
+    return messages
+
 async def post(address, **verdict):
     async with aiohttp.ClientSession() as http:
         async with http.post(address.reward, json=verdict) as answer:
@@ -101,11 +107,14 @@ async def test_a_function_s_requests_are_a_row_with_the_reward_of_its_answer(
 @pytest.mark.parametrize(
     ("code", "stop_reason", "fault_tool", "words"),
     [
-        ("return None", "no_action", "", ""),
-        ("return 0.25", "answered", "", ""),
+        ("return None", "infra_error", "loop", "without a message of the policy (it asked for n"),
+        ("return 0.25", "infra_error", "loop", "without a message of the policy (it asked for n"),
+        ("await ask(address, []); return 'ab'", "infra_error", "loop", "messages"),
+        ("await ask(address, row['prompt'])", "no_action", "", ""),
+        ("await ask(address, row['prompt']); return 0.25", "answered", "", ""),
         ("raise KeyError('torn')", "infra_error", "loop", "KeyError: 'torn'"),
-        ("return [1]", "infra_error", "loop", "want"),
-        ("for _ in range(4): print(await ask(address, row['prompt']))", "max_turns", "", ""),
+        ("await ask(address, row['prompt']); return [1]", "infra_error", "loop", "want"),
+        ("await talk(address, row['prompt'], 4)", "max_turns", "", ""),
         (
             "import asyncio; await asyncio.Event().wait()",
             "deadline",
@@ -133,8 +142,9 @@ async def test_how_a_session_ends_is_typed_by_whose_doing_it_is(
     record = record_in(rows[-1])
     assert (record.stop_reason, record.fault_tool) == (stop_reason, fault_tool)
     assert words in (record.fault or "")
-    assert any(any(row["response_mask"]) for row in rows) == (stop_reason == "max_turns")
-    if "0.25" in code:
+    is_lost = stop_reason in ("infra_error", "deadline")
+    assert any(any(row["response_mask"]) for row in rows) != is_lost
+    if stop_reason == "answered":
         assert record.reward_parts["score"] == 0.25
 
 
@@ -144,13 +154,15 @@ import asyncio
 async def solve(address, row):
     {before}
     {requests}
-    status, body = await ask(address, [*row["prompt"], *row["prompt"]])
+    status, body = await ask(address, row["prompt"])
     assert status == 400 and "end the session with what there is" in body["error"]["message"]
     {after}
 """
-MAX_TURNS = "for _ in range(3): await ask(address, row['prompt'])"
+MAX_TURNS = "row['prompt'] = await talk(address, row['prompt'], 3)"
+MAX_REQUESTS = "for _ in range(5): await ask(address, row['prompt'])"
 CUT = "so " * 600
-CONTEXT = "row['prompt'] = [{'role': 'user', 'content': 'word ' * 600}]"
+CONTEXT = """await ask(address, row['prompt'])
+    row['prompt'] = [{'role': 'user', 'content': 'word ' * 600}]"""
 
 
 @pytest.mark.parametrize(
@@ -161,6 +173,8 @@ CONTEXT = "row['prompt'] = [{'role': 'user', 'content': 'word ' * 600}]"
         (MAX_TURNS, "await post(address, reward=0.25)", "", "answered", 0.25),
         (MAX_TURNS, "await post(address, reward=0.25)", "raise KeyError", "answered", 0.25),
         (MAX_TURNS, "", "", "max_turns", 0.0),
+        (MAX_REQUESTS, "", "", "max_turns", 0.0),
+        (MAX_REQUESTS, "", "return 'ab'", "answered", 1.0),
         (MAX_TURNS, "", "raise KeyError('choices')", "max_turns", 0.0),
         (CONTEXT, "", "return 'ab'", "answered", 1.0),
         (CONTEXT, "await post(address, reward=0.25)", "raise KeyError", "answered", 0.25),
@@ -178,8 +192,9 @@ async def test_an_agent_that_is_told_to_end_is_judged_by_what_there_is(
     monkeypatch: Any,
 ):
     code = REFUSED.format(requests=requests, before=before, after=after)
-    texts = ["so<|im_end|>", "so<|im_end|>", CUT]
-    rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts)
+    texts = ["so<|im_end|>"] * (4 if requests == MAX_REQUESTS else 2)
+    texts = ["so<|im_end|>"] if requests == CONTEXT else [*texts, CUT]
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts, max_requests=5)
     record = record_in(rows[-1])
     assert (record.stop_reason, record.reward_parts["score"]) == (stop_reason, score)
     assert record.fault is None
@@ -188,9 +203,10 @@ async def test_an_agent_that_is_told_to_end_is_judged_by_what_there_is(
 POST = "await post(address, answer='ab')"
 
 
+@pytest.mark.parametrize("requests", [MAX_TURNS, MAX_REQUESTS])
 @pytest.mark.parametrize(("before", "stop_reason"), [(POST, "answered"), ("", "max_turns")])
 async def test_an_agent_that_goes_on_after_it_was_told_to_end_is_stopped(
-    before: str, stop_reason: str, tools: Tools, tmp_path: Path, monkeypatch: Any
+    before: str, stop_reason: str, requests: str, tools: Tools, tmp_path: Path, monkeypatch: Any
 ):
     monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 0.0)
     after = """try:
@@ -198,16 +214,16 @@ async def test_an_agent_that_goes_on_after_it_was_told_to_end_is_stopped(
     except asyncio.CancelledError:
         return "too late"
 """
-    code = REFUSED.format(requests=MAX_TURNS, before=before, after=after)
-    rows = await session_rows(code, tools, tmp_path, monkeypatch, *["so<|im_end|>"] * 3)
+    code = REFUSED.format(requests=requests, before=before, after=after)
+    texts = ["so<|im_end|>"] * (3 if requests == MAX_TURNS else 5)
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts, max_requests=5)
     record = record_in(rows[-1])
     assert (record.stop_reason, record.fault) == (stop_reason, None)
     assert record.answer == ("ab" if before else None)
     assert any(any(row["response_mask"]) for row in rows)
 
 
-AT_ONCE = """await ask(address, row["prompt"])
-    await ask(address, row["prompt"])
+AT_ONCE = """row["prompt"] = await talk(address, row["prompt"], 2)
     both = [asyncio.ensure_future(ask(address, row["prompt"])) for _ in range(2)]
     (refused,), _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     assert refused.result()[0] == 400"""
@@ -247,7 +263,7 @@ async def test_a_deadline_that_passes_is_a_fault_unless_the_agent_that_was_told_
     monkeypatch.setattr(Engine, "generate", hangs_without_texts)
     code = REFUSED.format(requests=requests, before=before, after=DEADLINE_PASSES)
     texts = ["so<|im_end|>"] * (3 if requests == MAX_TURNS else 2)
-    rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts)
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts, max_requests=3)
     record = record_in(rows[-1])
     assert record.stop_reason == stop_reason
     assert any(any(row["response_mask"]) for row in rows) == (stop_reason == "answered")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent_loop.gateway import chat_completions
 from agent_loop.gateway.session import Policy, Session
 from agent_loop.gateway.template import ChatTemplate
-from agent_loop.gateway.wire import WireError
+from agent_loop.gateway.wire import ModelRequest, WireError
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.tags import stop_token_ids
 from agent_loop.turns.trajectory import StopReason
@@ -65,7 +65,8 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
         agent_may_set=frozenset(own.pop("agent_may_set", ())),
     )
     budget = Budget(max_turns=9, response_length=own.pop("response_length", 4000))
-    return Session(policy=policy, engine=own.pop("engine", engine), budget=budget, temperature=1.0)
+    engine = own.pop("engine", engine)
+    return Session(policy=policy, engine=engine, budget=budget, temperature=1.0, **own)
 
 
 def ask(session: Session, messages: list[Any], **fields: Any) -> Any:
@@ -245,17 +246,26 @@ def refused(session: Session, messages: list[Any], **fields: Any) -> WireError:
     return caught.value
 
 
+def request_of(messages: list[Any]) -> ModelRequest:
+    return chat_completions.parse({"model": "any", "messages": messages})
+
+
+SO = {"role": "assistant", "content": "so"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "again"), [({"max_requests": 1}, [USER]), ({}, [USER, SO, MORE])]
+)
 async def test_an_agent_that_used_up_its_turns_is_stopped_when_it_had_time_to_end(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, int], again: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 0.0)
-    session = session_of("hermes", ["so<|im_end|>"])
+    session = session_of("hermes", ["so<|im_end|>"], **limits)
     session.budget = replace(session.budget, max_turns=1)
-    asked = chat_completions.parse({"model": "any", "messages": [USER]})
-    await session.reply(asked)
+    await session.reply(request_of([USER]))
     for _ in range(2):
         with pytest.raises(WireError, match="end the session with what there is"):
-            await session.reply(asked)
+            await session.reply(request_of(again))
     assert session.exhausted == StopReason.MAX_TURNS and not session.over.is_set()
     await asyncio.wait_for(session.over.wait(), 60)
 
@@ -265,8 +275,8 @@ async def test_a_request_that_is_refused_beside_the_last_turn_changes_nothing_fo
     is_cut: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 0.0)
-    session = session_of("hermes", ["so<|im_end|>"], response_length=1 if is_cut else 99)
-    session.budget = replace(session.budget, max_turns=1)
+    length = 1 if is_cut else 99
+    session = session_of("hermes", ["so<|im_end|>"], response_length=length, max_requests=1)
     engine, begun, goes_on = session.engine, asyncio.Event(), asyncio.Event()
 
     async def slow(*args: Any, **how: Any) -> Generated:
@@ -291,8 +301,8 @@ async def test_a_request_that_is_refused_beside_the_last_turn_changes_nothing_fo
     await asyncio.wait_for(session.over.wait(), 60)
 
 
-async def test_requests_side_by_side_have_the_turns_of_requests_one_after_the_other():
-    session = session_of("hermes", ["so<|im_end|>"] * 9)
+async def test_the_requests_of_a_session_are_counted_side_by_side_too():
+    session = session_of("hermes", ["so<|im_end|>"] * 9, max_requests=9)
     engine = session.engine
 
     async def slow(*args: Any, **how: Any) -> Generated:
@@ -305,6 +315,81 @@ async def test_requests_side_by_side_have_the_turns_of_requests_one_after_the_ot
     replies = await asyncio.gather(*asking, return_exceptions=True)
     assert sum(isinstance(reply, WireError) for reply in replies) == 3
     assert sum(len(row.turns) for row in session.rollouts()) == 9
+
+
+async def test_the_turns_of_one_conversation_take_none_from_another():
+    session = session_of("hermes", ["so<|im_end|>"] * 10)
+    session.budget = replace(session.budget, max_turns=2)
+
+    async def agent(number: int) -> None:
+        messages = [SYSTEM, with_(USER, content=f"task {number}")]
+        for _ in range(2):
+            await session.reply(request_of(messages))
+            messages = [*messages, SO, MORE]
+        with pytest.raises(WireError, match="this conversation has had its 2 messages"):
+            await session.reply(request_of(messages))
+        assert session.exhausted == StopReason.MAX_TURNS
+
+    await agent(0)
+    assert session.is_told_to_end  # it has one conversation
+    await asyncio.gather(*map(agent, range(1, 4)))
+    await session.reply(request_of([USER]))
+    assert not session.is_told_to_end  # the last conversation may go on
+    await session.reply(request_of([USER, SO, MORE]))
+    assert session.is_told_to_end and len(session.rollouts()) == 5
+
+
+async def test_a_conversation_that_goes_on_stops_the_clock_of_an_agent_that_was_told_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("agent_loop.gateway.session.WIND_UP_S", 0.0)
+    session = session_of("hermes", ["so<|im_end|>"] * 3)
+    session.budget = replace(session.budget, max_turns=2)
+    for messages in ([USER], [USER, SO, MORE]):
+        await session.reply(request_of(messages))
+    with pytest.raises(WireError):
+        await session.reply(request_of([USER, SO, MORE, SO, MORE]))
+    await session.reply(request_of([SYSTEM, MORE]))
+    for _ in range(9):  # timers that are due would run
+        await asyncio.sleep(0)
+    assert not session.over.is_set()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    writes=st.lists(st.sampled_from(["as it is", "anew", "cut", "twice"]), min_size=12, max_size=12)
+)
+def test_an_agent_that_writes_its_history_anew_has_the_turns_of_one_that_does_not(
+    writes: list[str],
+):
+    session = session_of("hermes", ["so<|im_end|>"] * 12)
+    session.budget = replace(session.budget, max_turns=3)
+    examples = [USER, {"role": "assistant", "content": "an example"}]
+    messages, answered = [SYSTEM, *examples, MORE], 0
+    for number, write in enumerate(writes):
+        try:
+            said = ask(session, messages)["message"]
+        except WireError:
+            break
+        answered += 1
+        if write == "anew":
+            said = with_(said, content=f"Thought: {said['content']} ({number})")
+        elif write == "cut":
+            said = with_(said, content="")
+        messages = [*messages, *[said] * (1 + (write == "twice")), MORE]
+    assert answered == 3
+
+
+@pytest.mark.parametrize(
+    "first", [[USER], [MORE, {"role": "assistant", "content": "an example"}, USER]]
+)
+def test_a_conversation_with_other_first_messages_is_a_new_one(first: list[Any]):
+    session = session_of("hermes", ["so<|im_end|>"] * 3)
+    session.budget = replace(session.budget, max_turns=1)
+    ask(session, [SYSTEM, USER])
+    ask(session, first)
+    assert [each.turns for each in session._chains.sequences] == [1, 1]
+    assert refused(session, [with_(USER, content="other"), SO, MORE]).code == "budget"
 
 
 def test_an_agent_may_compact_a_context_that_is_full_and_go_on():
@@ -367,8 +452,7 @@ def test_an_engine_that_fails_loses_the_session_and_every_later_request_says_so(
 def test_what_cannot_be_answered_is_refused_by_name_and_costs_no_turn(
     fields: dict[str, Any], words: str
 ):
-    session = session_of("hermes", ["so<|im_end|>"], agent_may_set=["temperature"])
-    session.budget = replace(session.budget, max_turns=1)
+    session = session_of("hermes", ["so<|im_end|>"], agent_may_set=["temperature"], max_requests=1)
     assert words in str(refused(session, **fields))
     assert not session.rollouts()
     assert ask(session, [USER])["message"]["content"] == "so"
