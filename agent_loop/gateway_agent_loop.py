@@ -30,6 +30,7 @@ from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
 from agent_loop.watchdog import current_activity, waits_for
 from config.gateway import GatewayOptions
+from config.schema import LOOPS_OWN
 from samplers.module_file import module_of
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             budget=self._budget,
             temperature=float(self._engine.sampling["temperature"]),
             max_requests=self._options.max_requests,
+            takes_reward=self.settings.reward_name_of(self._source) == LOOPS_OWN,
         )
         endpoint = McpEndpoint(session, self.specs, self._act)
         address = await gateway.open(session, endpoint)

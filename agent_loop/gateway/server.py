@@ -1,9 +1,10 @@
 """The gateway's HTTP server: one in each agent loop worker, with an address for each session.
 
 `http://127.0.0.1:PORT/s/<id>/v1` speaks OpenAI's Chat Completions and Responses and Anthropic's
-Messages; `/s/<id>/reward` takes the agent's answer or its own number; `/s/<id>/mcp` has the tools
-of the source. The id is unguessable, the server listens on loopback and on a Unix socket, and an
-answer says nothing of other sessions. The requests of one session are paced, so that a flood by one
+Messages, and `/s/<id>/mcp` has the tools of the source. `/s/<another id>/reward` takes the agent's
+answer or its own number: who knows the first address does not know this one. The ids are
+unguessable, the server listens on loopback and on a Unix socket, and an answer says nothing of
+other sessions. The requests of one session are paced, so that a flood by one
 agent does not slow the others.
 """
 
@@ -87,6 +88,9 @@ class Address:
     key: str
     """What clients send as their API key. The address itself is the secret."""
 
+    reward: str
+    """Takes `{"answer": text}` or `{"reward": number}`. It does not follow from `url`."""
+
     @property
     def openai(self) -> str:
         """The base URL of OpenAI's clients."""
@@ -96,11 +100,6 @@ class Address:
     def mcp(self) -> str:
         """The MCP server with the tools of the source."""
         return f"{self.url}/mcp"
-
-    @property
-    def reward(self) -> str:
-        """Takes `{"answer": text}` or `{"reward": number}`."""
-        return f"{self.url}/reward"
 
     @property
     def variables(self) -> dict[str, str]:
@@ -120,6 +119,9 @@ class Gateway:
 
     def __init__(self) -> None:
         self._served: dict[str, Served] = {}
+        self._rewarded: dict[str, Served] = {}
+        """By the id of the address that takes the reward."""
+
         self._starting: asyncio.Task[None] | None = None
         self._runner: web.ServerRunner | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -130,13 +132,20 @@ class Gateway:
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
         await asyncio.shield(self._starting)
-        self._served[session.id] = Served(session=session, mcp=mcp)
-        return Address(url=f"http://127.0.0.1:{self.port}/s/{session.id}", key=session.id)
+        served = Served(session=session, mcp=mcp)
+        self._served[session.id] = self._rewarded[session.reward_id] = served
+        sessions = f"http://127.0.0.1:{self.port}/s"
+        return Address(
+            url=f"{sessions}/{session.id}",
+            key=session.id,
+            reward=f"{sessions}/{session.reward_id}/reward",
+        )
 
     async def shut(self, session: Session) -> None:
         """Take the address away, and end the session's requests and connections."""
         session.is_closed = True
         served = self._served.pop(session.id, None)
+        self._rewarded.pop(session.reward_id, None)
         if served is None:
             return
         tasks = [task for task in served.tasks if not task.done()]
@@ -180,7 +189,7 @@ class Gateway:
         session_id, _, path = request.path.removeprefix("/s/").partition("/")
         place = "v1/models" if path.startswith("v1/models/") else path
         method, protocol, handler = _PATHS.get(place, _PATHS["v1/models"])
-        served = self._served.get(session_id)
+        served = (self._rewarded if place == "reward" else self._served).get(session_id)
         try:
             if served is None:
                 raise WireError("no such session", status=404, code="not_found")
@@ -353,7 +362,7 @@ def _facts(name: str) -> dict[str, Any]:
 
 async def _reward(served: Served, request: web.BaseRequest) -> web.StreamResponse:
     body = await _body(served, request)
-    served.session.set_verdict(body if isinstance(body, Mapping) else {})
+    served.session.take_post(body if isinstance(body, Mapping) else {})
     return _json({"ok": True})
 
 

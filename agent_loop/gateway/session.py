@@ -109,6 +109,12 @@ class Session:
     id: str = field(default_factory=lambda: uuid4().hex + uuid4().hex)
     """Unguessable: 244 random bits."""
 
+    reward_id: str = field(default_factory=lambda: uuid4().hex + uuid4().hex)
+    """The same, of the address that takes the answer and the reward."""
+
+    takes_reward: bool = False
+    """Whether its agent program may post a reward; whatever runs beside it might post one too."""
+
     answer: str | None = None
     reward: float | None = None
     """What the agent said of its answer; see `server`."""
@@ -411,6 +417,22 @@ class Session:
     def has_verdict(self) -> bool:
         """Whether there is an answer or a reward."""
         return self.answer is not None or self.reward is not None
+
+    def take_post(self, said: Mapping[str, Any]) -> None:
+        """As `set_verdict`, of what was posted.
+
+        Raises:
+            WireError: also if the source does not leave its reward to the agent.
+        """
+        if said.get("reward") is not None and not self.takes_reward:
+            raise WireError(
+                "no reward: mixed.sources.<name>.reward does not leave it to the agent; set it to "
+                '`loop`, or post {"answer": a text}',
+                status=403,
+                code="forbidden",
+                param="reward",
+            )
+        self.set_verdict(said)
 
     def set_verdict(self, said: Mapping[str, Any]) -> None:
         """Take the answer or the reward of the agent.

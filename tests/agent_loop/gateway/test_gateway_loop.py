@@ -38,7 +38,7 @@ async def talk(address, messages, turns):
 async def post(address, **verdict):
     async with aiohttp.ClientSession() as http:
         async with http.post(address.reward, json=verdict) as answer:
-            answer.raise_for_status()
+            return answer.status, await answer.json()
 
 """
 
@@ -161,6 +161,7 @@ async def solve(address, row):
 MAX_TURNS = "row['prompt'] = await talk(address, row['prompt'], 3)"
 MAX_REQUESTS = "for _ in range(5): await ask(address, row['prompt'])"
 CUT = "so " * 600
+REWARD = "await post(address, reward=0.25)"
 CONTEXT = """await ask(address, row['prompt'])
     row['prompt'] = [{'role': 'user', 'content': 'word ' * 600}]"""
 
@@ -170,14 +171,14 @@ CONTEXT = """await ask(address, row['prompt'])
     [
         (MAX_TURNS, "", "return 'ab'", "answered", 1.0),
         (MAX_TURNS, "", "await post(address, answer='ab')", "answered", 1.0),
-        (MAX_TURNS, "await post(address, reward=0.25)", "", "answered", 0.25),
-        (MAX_TURNS, "await post(address, reward=0.25)", "raise KeyError", "answered", 0.25),
+        (MAX_TURNS, REWARD, "", "answered", 0.25),
+        (MAX_TURNS, REWARD, "raise KeyError", "answered", 0.25),
         (MAX_TURNS, "", "", "max_turns", 0.0),
         (MAX_REQUESTS, "", "", "max_turns", 0.0),
         (MAX_REQUESTS, "", "return 'ab'", "answered", 1.0),
         (MAX_TURNS, "", "raise KeyError('choices')", "max_turns", 0.0),
         (CONTEXT, "", "return 'ab'", "answered", 1.0),
-        (CONTEXT, "await post(address, reward=0.25)", "raise KeyError", "answered", 0.25),
+        (CONTEXT, REWARD, "raise KeyError", "answered", 0.25),
         (CONTEXT, "", "raise KeyError('choices')", "response_budget", 0.0),
     ],
 )
@@ -194,6 +195,8 @@ async def test_an_agent_that_is_told_to_end_is_judged_by_what_there_is(
     code = REFUSED.format(requests=requests, before=before, after=after)
     texts = ["so<|im_end|>"] * (4 if requests == MAX_REQUESTS else 2)
     texts = ["so<|im_end|>"] if requests == CONTEXT else [*texts, CUT]
+    if before == REWARD:
+        monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", of_loop())
     rows = await session_rows(code, tools, tmp_path, monkeypatch, *texts, max_requests=5)
     record = record_in(rows[-1])
     assert (record.stop_reason, record.reward_parts["score"]) == (stop_reason, score)
@@ -277,6 +280,34 @@ async def test_what_an_agent_makes_of_a_message_that_was_cut_is_no_answer(
     assert (record_in(row).stop_reason, record_in(row).answer) == ("response_budget", None)
 
 
+def of_loop(reward: str | None = "loop") -> Any:
+    """`config_of` of a source with this reward."""
+    from tests.agent_loop.test_passed_on import config_of
+
+    return lambda **source: config_of(**source, reward=reward)
+
+
+@pytest.mark.parametrize("reward", [None, "exact_match", "loop"])
+async def test_a_reward_that_is_posted_counts_only_where_the_source_leaves_it_to_the_agent(
+    reward: str | None, tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", of_loop(reward))
+    code = """
+async def solve(address, row):
+    await ask(address, row["prompt"])
+    async with aiohttp.ClientSession() as http:  # what the model's code knows
+        for guess in (f"{address.url}/reward", address.openai.replace("/v1", "/reward")):
+            async with http.post(guess, json={"reward": 1.0}) as answer:
+                assert answer.status == 404
+    assert (await post(address, answer="wrong"))[0] == 200
+    status, body = await post(address, reward=1.0)
+    return f"{status} {body}"
+"""
+    (row,) = await session_rows(code, tools, tmp_path, monkeypatch)
+    record = record_in(row)
+    assert record.reward_parts["score"] == (reward == "loop") and record.answer == "wrong"
+
+
 def soon(monkeypatch: Any, trajectory_s: float = 0.5) -> Any:
     """`config_of` with a deadline."""
     from tests.agent_loop.test_passed_on import config_of
@@ -312,8 +343,8 @@ print("thinking...")
             *({"answer_file": "a.txt"}, "answered", 1.0, ""),
         ),
         (
-            "urllib.request.urlopen(os.environ['MIXED_REWARD_URL'], b'{\"reward\": 0.5}')",
-            *({}, "answered", 0.5, ""),
+            "urllib.request.urlopen(os.environ['MIXED_REWARD_URL'], b'{\"answer\": \"ab\"}')",
+            *({}, "answered", 1.0, ""),
         ),
         ("sys.exit('no idea')", {}, "infra_error", 0.0, "ended with exit code 1"),
     ],

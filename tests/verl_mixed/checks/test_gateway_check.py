@@ -9,6 +9,7 @@ import pytest
 
 from tests.verl_mixed.checks.test_tools_check import put
 from verl_mixed.checks.config.gateway import gateway_problems
+from verl_mixed.checks.config.modes import _verdict_problems
 from verl_mixed.checks.config.session_rows import session_row_problems
 from verl_mixed.checks.config.tools import tool_problems
 from verl_mixed.launch.plan import make_plan
@@ -98,6 +99,14 @@ def test_paths_of_a_gateway_s_agent_are_absolute_and_those_of_other_agents_stay(
     made = config["agent_loops"]["gateway"]
     assert (made["cwd"], made["readable"]) == (os.getcwd(), [os.path.abspath("data")])
     assert config["agent_loops"]["mine"] == own
+
+
+def test_an_agent_behind_the_gateway_may_give_the_reward(planned: Config):
+    config = deepcopy(planned)
+    put(config, "mixed.sources.math.reward", "loop")
+    assert not [*_verdict_problems(config)]
+    put(config, "mixed.sources.math.agent", "math_agent")
+    assert len([*_verdict_problems(config)]) == 1
 
 
 def test_an_agent_behind_the_gateway_sends_results_itself(planned: Config):

@@ -17,10 +17,11 @@ from agent_loop.loop_settings import (
 )
 from agent_loop.rewards import LOOPS_OWN
 from agent_loop.rewards.judge_options import JudgeOptions
+from config.gateway import GATEWAY_LOOP
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from config.tool_entries import differing_limits, without_secrets
-from verl_mixed.run.sections import agent_loops, loop_of, section_of, sound_sources
+from verl_mixed.run.sections import agent_loops, entry_of, loop_of, section_of, sound_sources
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
@@ -237,8 +238,9 @@ def turn_agents(config: Mapping[str, Any]) -> set[str]:
 def _verdict_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Sources that leave the reward to a loop which computes none."""
     for name, source in sound_sources(config).items():
-        judges_itself = source.environment is not None
         is_ours = source.agent in turn_agents(config) | VERLS_AGENTS
+        loop = loop_of(entry_of(config, str(source.agent)))
+        judges_itself = source.environment is not None or loop == GATEWAY_LOOP
         if source.reward == LOOPS_OWN and is_ours and not judges_itself:
             yield (
                 f"mixed.sources.{name}.reward={LOOPS_OWN!r} with agent={source.agent!r}: this loop "
