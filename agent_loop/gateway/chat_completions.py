@@ -121,7 +121,7 @@ def _assistant_message(fields: Fields) -> dict[str, Any]:
     turn.thoughts.extend([each for each in thoughts if each][:1])  # two names of one text
     for call in fields.objects("tool_calls"):
         function = _function(call)
-        arguments = function.needed_text("arguments")
+        arguments = function.text("arguments")
         turn.add_call(call.needed_text("id"), function.needed_name(), arguments)
     return turn.message()
 

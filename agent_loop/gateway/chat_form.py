@@ -35,15 +35,16 @@ class AssistantTurn:
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def add_call(self, call_id: str, name: str, arguments: str | dict[str, Any]) -> None:
+    def add_call(self, call_id: str, name: str, arguments: str | dict[str, Any] | None) -> None:
         """
         Args:
-            arguments: JSON text, or the object itself. Text that is no JSON object stays text:
-                the policy's mistake is shown to the policy as it was made.
+            arguments: JSON text, or the object itself; none, blank and `null` are an empty object,
+                as clients write a call without arguments. Other text that is no JSON object stays
+                text: the policy's mistake is shown to the policy as it was made.
         """
         if isinstance(arguments, str):
             arguments = _object_of(arguments)
-        function = {"name": name, "arguments": arguments}
+        function = {"name": name, "arguments": {} if arguments is None else arguments}
         self.calls.append({"id": call_id, "type": "function", "function": function})
 
     def message(self) -> dict[str, Any]:
@@ -197,11 +198,13 @@ def _stop_texts(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _object_of(text: str) -> str | dict[str, Any]:
-    """The object of a JSON text, or the text."""
+def _object_of(text: str) -> str | dict[str, Any] | None:
+    """The object or null of a JSON text, else the text; None for a blank text."""
+    if not text.strip():
+        return None
     try:
         value, end = read_json(text, 0)
         check_json(value)
     except ValueError:
         return text
-    return value if isinstance(value, dict) and not text[end:].strip() else text
+    return value if isinstance(value, dict | None) and not text[end:].strip() else text

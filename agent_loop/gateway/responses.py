@@ -121,7 +121,7 @@ def _add_item(turn: AssistantTurn, item: Fields, kind: str) -> None:
         turn.texts.append("\n".join(content_texts(item, "content", _PARTS)))
     elif kind == "function_call":
         call_id, name = item.needed_text("call_id"), item.needed_name()
-        turn.add_call(call_id, name, item.needed_text("arguments"))
+        turn.add_call(call_id, name, item.text("arguments"))
     elif kind == "reasoning":
         summary = content_texts(item, "summary", {"summary_text": "text"})
         turn.thoughts.extend(content_texts(item, "content", {"reasoning_text": "text"}) or summary)

@@ -8,6 +8,7 @@ import msgspec
 
 from agent_loop.gateway.chains import Messages
 from agent_loop.gateway.wire import WireError
+from agent_loop.turns.call_formats.json_values import shown
 from agent_loop.turns.codec import TokenCodec, as_plain_text
 from agent_loop.turns.native import plain_word
 from agent_loop.turns.tool_messages import CallId, CannotContinue, Render, ToolMessages, written
@@ -57,9 +58,13 @@ class ChatTemplate:
             plain = [self._message(each, tools) for each in messages]
             return self._tokens(plain, self._without_control(tools) or None)
         except Exception as error:  # a template may raise anything
-            reason = " ".join(str(error).split())
+            own: BaseException = error
+            while own.__context__ is not None:  # verl tries again with a message of its own
+                own = own.__context__
+            reason = " ".join(str(own).split())
             raise WireError(
-                f"the chat template of the policy refuses these messages: {reason}",
+                f"the chat template of the policy refuses these messages: {reason}"
+                f"{_text_arguments(messages)}",
                 param="messages",
             ) from error
 
@@ -143,3 +148,11 @@ class ChatTemplate:
             for call, given in zip(own["tool_calls"], arguments, strict=True)
         ]
         return own
+
+
+def _text_arguments(messages: Messages) -> str:
+    """Names the calls whose arguments are no JSON object, which many templates refuse."""
+    called = [call["function"] for each in messages for call in each.get("tool_calls") or ()]
+    odd = [f"{each['name']}({shown(each['arguments'])})" for each in called
+           if isinstance(each["arguments"], str)]  # fmt: skip
+    return f"; tool_calls: arguments that are no JSON object: {', '.join(odd[:3])}" if odd else ""

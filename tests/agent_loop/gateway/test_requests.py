@@ -129,11 +129,21 @@ def test_a_failed_tool_result_says_that_it_is_an_error(content: str | None, expe
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "[1]", "{", '{"a": 1} x', '{"a": NaN}', r'{"a": "\ud83d"}', json.dumps(DEEP)]
+    "arguments", ["[1]", "{", '{"a": 1} x', '{"a": NaN}', r'{"a": "\ud83d"}', json.dumps(DEEP)]
 )
 def test_arguments_that_are_no_json_object_stay_text(arguments: str):
     message = {"role": "assistant", "tool_calls": [chat_call(arguments)]}
     assert chat(message).messages[0]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize(
+    "given", [{"arguments": x} for x in ("", " \n", "null", None, "{}")] + [{}]
+)
+def test_a_call_without_arguments_has_an_empty_object(given: dict[str, Any]):
+    call = CALL | {"function": {"name": "search", **given}}
+    item = {"type": "function_call", "call_id": "c1", "name": "search", **given}
+    for request in (chat({"role": "assistant", "tool_calls": [call]}), items(item)):
+        assert request.messages[0]["tool_calls"][0]["function"]["arguments"] == {}
 
 
 @pytest.mark.parametrize(
