@@ -192,14 +192,23 @@ class GatewayAgentLoop(NamedToolsLoop):
         stop: Stop,
         temperature: float,
         sequence: str,
+        schema: dict[str, Any] | None,
     ) -> Generated:
+        changed: dict[str, Any] = {"temperature": temperature}
+        if schema is not None:
+            changed["structured_outputs"] = self._guide(schema)
         return await self._engine.generate(
-            prompt_ids,
-            max_tokens=max_tokens,
-            stop=stop,
-            request_id=sequence,
-            temperature=temperature,
+            prompt_ids, max_tokens=max_tokens, stop=stop, request_id=sequence, **changed
         )
+
+    def _guide(self, schema: dict[str, Any]) -> Any:
+        """vLLM's parameter of guided decoding: JSON for a server at a URL, an object for verl's,
+        which hands it to vLLM's `SamplingParams` as it is (vLLM 0.24.0)."""
+        if self.settings.backend == "openai":
+            return {"json": schema}
+        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore
+
+        return StructuredOutputsParams(json=schema)
 
     def _policy(self) -> Policy:
         """What the sessions of a source share."""
@@ -227,6 +236,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             call_format=call_format,
             prompt_length=self.rollout_config.prompt_length,
             agent_may_set=frozenset(self._options.let_agent_set),
+            is_guided=self._options.structured == "guided",
         )
 
     def _empty(self) -> Rollout:

@@ -342,7 +342,7 @@ class _Engine:
         max_tokens: int,
         stop: Stop,
         request_id: str | None = None,
-        **changed: float,
+        **changed: Any,
     ) -> Generated:
         """Generate; `changed` are sampling parameters of this request. Requests with one id follow
         each other; the server of the first gets them all."""

@@ -70,6 +70,11 @@ class GatewayOptions(Section):
     """Sampling parameters that a request may change. The others are the source's, because
     log-probs must be those of what was sampled."""
 
+    structured: Literal["prompt", "guided"] = "prompt"
+    """How a reply gets the JSON schema that a request demands. prompt: the policy is told. guided:
+    vLLM's guided decoding forces it too, in requests without tools; only in `verl-mixed evaluate`,
+    because trained tokens must be sampled from the policy's own distribution."""
+
     @model_validator(mode="after")
     def _one_agent(self) -> Self:
         if (self.command is None) == (self.function is None):
@@ -85,7 +90,8 @@ class GatewayOptions(Section):
     @property
     def of_command(self) -> dict[str, Any]:
         """The options of a command, as `agent_loop.gateway.program.AgentProgram` takes them."""
-        return self.model_dump(exclude={"function", "max_requests", "let_agent_set"})
+        not_of_command = {"function", "max_requests", "let_agent_set", "structured"}
+        return self.model_dump(exclude=not_of_command)
 
 
 def with_absolute_paths(entry: Mapping[str, Any]) -> dict[str, Any]:

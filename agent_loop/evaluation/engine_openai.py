@@ -130,6 +130,8 @@ class OpenAIClient(LLMServerClient):
             body["seed"] = int(params["seed"]) & SEED_BITS
         if stops:
             body["stop"] = stops
+        if guide := params.get("structured_outputs"):
+            body["structured_outputs"] = guide  # vLLM's
         if more:
             body |= {
                 "return_token_ids": True,

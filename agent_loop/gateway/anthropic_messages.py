@@ -12,6 +12,7 @@ from agent_loop.gateway.chat_form import (
     NO_FUNCTION,
     TEXT_ONLY,
     AssistantTurn,
+    answer_schema,
     content_texts,
     function_tool,
     model_request,
@@ -68,12 +69,14 @@ def parse_count(body: object) -> ModelRequest:
     messages = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     for each in fields.needed_each("messages", _messages):
         messages.extend(each)
-    choice = fields.object("tool_choice")
+    choice, output = fields.object("tool_choice"), fields.object("output_config")
+    form = (output and output.object("format")) or fields.object("output_format")  # the beta's name
     return model_request(
         fields,
         messages=messages,
         tools=fields.each("tools", _tool),
         choice=_tool_choice(choice),
+        answer_schema=answer_schema(form),
         parallel_tool_calls=not (choice and choice.flag("disable_parallel_tool_use")),
         max_tokens=fields.integer("max_tokens", 1, MOST_TOKENS),
         stop="stop_sequences",
@@ -166,7 +169,7 @@ def _tool_result(fields: Fields) -> dict[str, Any]:
     return tool_message(fields.needed_text("tool_use_id"), content)
 
 
-def _tool(fields: Fields) -> dict[str, Any]:
+def _tool(fields: Fields) -> tuple[dict[str, Any], bool]:
     if (kind := fields.text("type") or "custom") != "custom":
         raise unsupported(fields.at("type"), kind, NO_FUNCTION)
     return function_tool(fields, "input_schema")

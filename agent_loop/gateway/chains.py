@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import msgspec
 
+from agent_loop.gateway.demands import demand_of, with_demand
 from agent_loop.gateway.wire import ModelRequest
 from agent_loop.records.trajectory_record import StopReason
 from agent_loop.turns.tool_messages import CannotContinue, shared_length
@@ -77,6 +78,9 @@ class OpenSequence:
     examples: int = 0
     """Messages of the role assistant in its prompt that are no turns: few-shot examples."""
 
+    demand: str = ""
+    """What the policy was told last of the form of its messages; see `demands`."""
+
     id: str = field(default_factory=lambda: uuid4().hex)
     is_busy: bool = False
     """Whether the engine is writing its next message."""
@@ -96,6 +100,7 @@ class _Point:
     sequence: OpenSequence
     response_tokens: int
     said: Mapping[str, Any]
+    demand: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +135,7 @@ class Chains:
             WireError: the template refuses the messages.
         """
         messages, tools = request.messages, _text_of(request.tools)
+        demand = demand_of(request)
         texts = texts_of(messages)
         digests = _digests(_digest(tools + b" %r" % temperature), texts)
         for count in range(len(messages) - 1, 0, -1):
@@ -138,10 +144,9 @@ class Chains:
             sequence = point.sequence
             tokens = sequence.rollout.trajectory.ids
             before = tokens[: len(sequence.rollout.trajectory.prompt_ids) + point.response_tokens]
+            new = with_demand(messages[count:], demand, point.demand)
             try:
-                glue = self._template.glue_ids(
-                    point.said, messages[count:], request.tools, before[-1]
-                )
+                glue = self._template.glue_ids(point.said, new, request.tools, before[-1])
             except CannotContinue:
                 break
             read = len(before) + len(glue)
@@ -151,13 +156,15 @@ class Chains:
                 sequence = self._begin(ids, "branch", sequence, tools, temperature)
                 sequence.turns_before, sequence.examples = behind
             sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
+            sequence.demand = demand
             return Continuation(sequence=sequence, added=glue, read=read, reused=len(before))
-        ids = self._template.prompt_ids(messages, request.tools)
+        ids = self._template.prompt_ids(with_demand(messages, demand), request.tools)
         cause, parent, shared = self._why_new(texts, tools, temperature)
         behind = self._turns_behind(messages, texts, shared, parent)
         sequence = self._begin(ids, cause, parent, tools, temperature)
         sequence.turns_before, sequence.examples = behind
         sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
+        sequence.demand = demand
         return Continuation(sequence=sequence, added=[], read=len(ids), reused=0)
 
     def say(self, sequence: OpenSequence, said: Mapping[str, Any] | None) -> None:
@@ -174,7 +181,10 @@ class Chains:
         sequence.digest = _digests(sequence.digest, texts)[-1]
         response_tokens = len(sequence.rollout.trajectory)
         self._points[sequence.digest] = _Point(
-            sequence=sequence, response_tokens=response_tokens, said=said
+            sequence=sequence,
+            response_tokens=response_tokens,
+            said=said,
+            demand=sequence.demand,
         )
 
     def _begin(

@@ -11,10 +11,10 @@ from typing import Any
 from agent_loop.gateway.chat_form import (
     NO_FUNCTION,
     AssistantTurn,
+    answer_schema,
     check_top_logprobs,
     content_texts,
     function_tool,
-    ignore_output_form,
     model_request,
     openai_tool_choice,
     tool_message,
@@ -43,7 +43,6 @@ def parse(body: object) -> ModelRequest:
     check_top_logprobs(fields)
     for name, advice in _DEPRECATED.items():
         fields.refuse(name, f"deprecated by OpenAI; {advice}")
-    ignore_output_form(fields, "response_format")
     stream_options = fields.object("stream_options")
     most = [fields.integer(n, 1, MOST_TOKENS) for n in ("max_completion_tokens", "max_tokens")]
     return model_request(
@@ -51,6 +50,7 @@ def parse(body: object) -> ModelRequest:
         messages=fields.needed_each("messages", _message),
         tools=fields.each("tools", _tool),
         choice=openai_tool_choice(fields),
+        answer_schema=answer_schema(fields.object("response_format")),
         parallel_tool_calls=fields.flag("parallel_tool_calls") is not False,
         max_tokens=most[0] or most[1],
         stop="stop",
@@ -126,7 +126,7 @@ def _assistant_message(fields: Fields) -> dict[str, Any]:
     return turn.message()
 
 
-def _tool(fields: Fields) -> dict[str, Any]:
+def _tool(fields: Fields) -> tuple[dict[str, Any], bool]:
     return function_tool(_function(fields), "parameters")
 
 

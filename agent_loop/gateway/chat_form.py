@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_loop.gateway.demands import checker
 from agent_loop.gateway.fields import Fields, check_json, unsupported, wrong
 from agent_loop.gateway.wire import ModelRequest
 from agent_loop.turns.call_formats.json_values import read_json
@@ -16,6 +17,12 @@ TEXT_ONLY = "the policy reads text only; send text parts"
 NO_FUNCTION = "only function tools are served; execute the tool in the client"
 MOST_STOPS = 64
 """The engine looks for every stop text after every token."""
+
+_CONSTRAINTS = (
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("regex", "ebnf", "json_schema", "grammar"),
+)
+"""Fields by which servers of open models (vLLM, SGLang, llama.cpp) take a form of the reply."""
 
 _SAMPLING = {
     "temperature": (0.0, 2.0),
@@ -78,18 +85,21 @@ def content_texts(fields: Fields, name: str, kinds: Mapping[str, str]) -> list[s
     return texts
 
 
-def function_tool(fields: Fields, parameters: str) -> dict[str, Any]:
-    """The schema of a tool for chat templates.
+def function_tool(fields: Fields, parameters: str) -> tuple[dict[str, Any], bool]:
+    """The schema of a tool for chat templates, and whether its calls must fit it.
 
     Args:
         parameters: the protocol's name of the field with the parameters' schema.
     """
+    is_strict = bool(fields.flag("strict"))
     function = {
         "name": fields.needed_name(),
         "description": fields.text("description") or "",
         "parameters": fields.json_object(parameters) or {"type": "object", "properties": {}},
     }
-    return {"type": "function", "function": function}
+    if is_strict:
+        _check_schema(function["parameters"], fields.at(parameters))
+    return {"type": "function", "function": function}, is_strict
 
 
 def openai_tool_choice(fields: Fields) -> tuple[str, bool]:
@@ -106,14 +116,35 @@ def openai_tool_choice(fields: Fields) -> tuple[str, bool]:
     return (named.object("function") or named).needed_name(), True
 
 
-def ignore_output_form(fields: Fields, name: str) -> None:
-    """Note a wish for output of another form than text. The policy's output is not constrained."""
-    if (form := fields.take(name)) is None:
-        return
-    if not isinstance(form, dict):
-        raise wrong(fields.at(name), form, "must be a JSON object")
-    if form.get("type") != "text":
-        fields.ignore(name)
+def answer_schema(form: Fields | None) -> dict[str, Any] | None:
+    """The schema that the reply must fit, of a wish for structured output; None: any text.
+
+    OpenAI's protocols and Anthropic's have the same types; chat completions have the schema in a
+    field of its own.
+    """
+    if form is None or (kind := form.needed_text("type")) == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        rule = "the policy can be asked for text, json_object or json_schema"
+        raise unsupported(form.at("type"), kind, rule)
+    form = form.object("json_schema") or form
+    form.skip("name", "strict")  # the answer is checked in any case
+    description = form.text("description")
+    form.require("schema")
+    schema, place = form.json_object("schema") or {}, form.at("schema")
+    if schema.get("type", "object") != "object":
+        raise wrong(f"{place}.type", schema["type"], "must be object; put the value into one")
+    _check_schema(schema, place)
+    return {"description": description, **schema} if description else schema
+
+
+def _check_schema(schema: dict[str, Any], place: str) -> None:
+    try:
+        checker(schema)
+    except ValueError as error:
+        raise wrong(place, schema, str(error).partition("parameters: ")[2]) from error
 
 
 def check_top_logprobs(fields: Fields) -> None:
@@ -125,8 +156,9 @@ def model_request(
     fields: Fields,
     *,
     messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
+    tools: list[tuple[dict[str, Any], bool]],
     choice: tuple[str, bool],
+    answer_schema: dict[str, Any] | None,
     parallel_tool_calls: bool,
     max_tokens: int | None,
     stop: str,
@@ -136,13 +168,19 @@ def model_request(
     """The request, with the fields that all protocols have. No field may be read after this.
 
     Args:
+        tools: each with whether its calls must fit its schema.
         choice: the tool choice, and whether it is the name of a tool.
         stop: the protocol's name of the field with the stop texts.
     """
+    for name in _CONSTRAINTS:
+        fields.refuse(name, "the policy can be asked for JSON, in this protocol's own field")
+    schemas = [schema for schema, _ in tools]
     return ModelRequest(
         messages=_with_tool_names(messages),
-        tools=tools,
-        tool_choice=_checked_choice(fields, *choice, _names(tools)),
+        tools=schemas,
+        tool_choice=_checked_choice(*choice, _names(schemas)),
+        strict=tuple(schema["function"]["name"] for schema, is_strict in tools if is_strict),
+        answer_schema=answer_schema,
         parallel_tool_calls=parallel_tool_calls,
         model=fields.needed_text("model"),
         max_tokens=max_tokens,
@@ -175,11 +213,11 @@ def _names(tools: list[dict[str, Any]]) -> set[str]:
     return names
 
 
-def _checked_choice(fields: Fields, choice: str, is_name: bool, names: set[str]) -> str:
+def _checked_choice(choice: str, is_name: bool, names: set[str]) -> str:
     if is_name and choice not in names:
         raise wrong("tool_choice", choice, "no tool has this name; name one of `tools`")
-    if is_name or choice == "required":
-        fields.ignore("tool_choice")  # the policy's output is not constrained to calls
+    if choice == "required" and not names:
+        raise wrong("tool_choice", choice, "there is no tool to call; send `tools`")
     return choice
 
 

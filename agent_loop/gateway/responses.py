@@ -10,10 +10,10 @@ from typing import Any
 from agent_loop.gateway.chat_form import (
     NO_FUNCTION,
     AssistantTurn,
+    answer_schema,
     check_top_logprobs,
     content_texts,
     function_tool,
-    ignore_output_form,
     model_request,
     openai_tool_choice,
     tool_message,
@@ -42,8 +42,7 @@ def parse(body: object) -> ModelRequest:
     include = fields.texts("include")
     if set(include) - {_LOGPROBS}:
         fields.ignore("include")
-    if (output := fields.object("text")) is not None:
-        ignore_output_form(output, "format")
+    output = fields.object("text")
     instructions = fields.text("instructions")
     messages = [] if instructions is None else [{"role": "system", "content": instructions}]
     return model_request(
@@ -51,6 +50,7 @@ def parse(body: object) -> ModelRequest:
         messages=messages + _messages(fields),
         tools=fields.each("tools", _tool),
         choice=openai_tool_choice(fields),
+        answer_schema=answer_schema(output and output.object("format")),
         parallel_tool_calls=fields.flag("parallel_tool_calls") is not False,
         max_tokens=fields.integer("max_output_tokens", 1, MOST_TOKENS),
         stop="stop",
@@ -131,7 +131,7 @@ def _add_item(turn: AssistantTurn, item: Fields, kind: str) -> None:
         raise unsupported(item.place, kind, "must be a message, a reasoning or a function call")
 
 
-def _tool(fields: Fields) -> dict[str, Any]:
+def _tool(fields: Fields) -> tuple[dict[str, Any], bool]:
     if (kind := fields.needed_text("type")) != "function":
         raise unsupported(fields.at("type"), kind, NO_FUNCTION)
     return function_tool(fields, "parameters")

@@ -25,6 +25,7 @@ import msgspec
 from aiohttp import web
 
 from agent_loop.gateway import anthropic_messages, chat_completions, responses
+from agent_loop.gateway.demands import demand_of, with_demand
 from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.session import Session
 from agent_loop.gateway.wire import WireError
@@ -340,7 +341,8 @@ def _say(protocol: ModuleType) -> Handler:
 
 async def _count(served: Served, request: web.BaseRequest) -> web.StreamResponse:
     asked = anthropic_messages.parse_count(await _body(served, request))
-    ids = served.session.policy.template.prompt_ids(asked.messages, asked.tools)
+    messages = with_demand(asked.messages, demand_of(asked))
+    ids = served.session.policy.template.prompt_ids(messages, asked.tools)
     return _json({"input_tokens": len(ids)})
 
 

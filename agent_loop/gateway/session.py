@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from agent_loop.gateway.chains import Chains, Continuation, PromptTemplate
+from agent_loop.gateway.demands import can_call, misfit
 from agent_loop.gateway.wire import (
     Finish,
     ModelReply,
@@ -56,9 +57,11 @@ class Engine(Protocol):
         stop: Stop,
         temperature: float,
         sequence: str,
+        schema: dict[str, Any] | None,
     ) -> Generated:
         """As `turn_loop.Generate`. `sequence` is the id of the conversation, so that requests of
-        one session that run side by side are told apart."""
+        one session that run side by side are told apart. `schema` guides the decoding; None:
+        any text."""
         ...
 
 
@@ -74,6 +77,9 @@ class Policy:
     prompt_length: int
     agent_may_set: frozenset[str] = frozenset()
     """Sampling parameters that a request may change: `temperature`."""
+
+    is_guided: bool = False
+    """Whether the engine is given the JSON schema of a reply that cannot have calls."""
 
 
 class _Stops:
@@ -286,6 +292,7 @@ class Session:
         stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
         prompt_ids = trajectory.ids
         in_reasoning = prompt_opens_thought(codec, prompt_ids)
+        is_guided = self.policy.is_guided and not can_call(request) and not in_reasoning
         started = time.monotonic()
         self._generating += 1
         self._wind_up()
@@ -297,6 +304,7 @@ class Session:
                     stop=stop,
                     temperature=sequence.temperature,
                     sequence=sequence.id,
+                    schema=request.answer_schema if is_guided else None,
                 )
         except TimeoutError as error:
             self.is_late = True
@@ -317,7 +325,9 @@ class Session:
         self.is_cut = not is_whole and turn.tokens >= own_limit
         if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
             self.exhausted = StopReason.RESPONSE_BUDGET if self.is_cut else None
-        return self._told(request, text, trajectory, continuation.read, is_whole, in_reasoning)
+        told = self._told(request, text, trajectory, continuation.read, is_whole, in_reasoning)
+        turn.misfit = misfit(request, told[0])
+        return told
 
     def _room(self, trajectory: Trajectory) -> int:
         """Tokens that a sequence may still have. A prompt longer than `prompt_length` has less."""
@@ -346,7 +356,7 @@ class Session:
             }
             message = self.policy.call_format.parse(text, schemas, in_reasoning=in_reasoning)
             content, reasoning = message.content, message.reasoning
-            takes_calls = bool(request.tools) and request.tool_choice != "none"
+            takes_calls = can_call(request)
             unread = list[str]()
             for attempt in message.calls:
                 may_call = takes_calls and (request.parallel_tool_calls or not calls)

@@ -26,6 +26,12 @@ class ModelRequest:
     tool_choice: str
     """`auto`, `none`, `required`, or the name of one of `tools`."""
 
+    strict: tuple[str, ...]
+    """Names of the tools whose calls must fit their schemas."""
+
+    answer_schema: dict[str, Any] | None
+    """JSON schema that a reply without calls must fit, of an object; None: it may be any text."""
+
     parallel_tool_calls: bool
     """Whether one reply may hold several calls."""
 

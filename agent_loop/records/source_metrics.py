@@ -115,6 +115,7 @@ def _of_trajectories(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
     return (
         _of_verdicts([t for t in own if t.is_judged])
         | _of_prefixes(own)
+        | _of_forms(own)
         | {
             "trajectories": float(len(own)),
             "rows/mean": _mean(t.rows or 1 for t in own),
@@ -139,6 +140,12 @@ def _of_prefixes(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
     read = [turn for t in own for turn in t.turns if turn.read_tokens]
     reused = sum(turn.reused_tokens or 0 for turn in read)
     return {"prefix_reused": reused / sum(turn.read_tokens or 0 for turn in read)} if read else {}
+
+
+def _of_forms(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
+    """How often the model missed the form that an agent's request demanded."""
+    misfits = [turn.misfit for t in own for turn in t.turns if turn.misfit is not None]
+    return {"misfit_rate": _mean(bool(misfit) for misfit in misfits)} if misfits else {}
 
 
 def _of_verdicts(judged: Sequence[TrajectoryRecord]) -> dict[str, float]:

@@ -91,6 +91,10 @@ class Turn(msgspec.Struct, kw_only=True, gc=False):
     reused_tokens: int | None = None
     """Those of `read_tokens` that earlier requests of the session had."""
 
+    misfit: str | None = None
+    """Why the message has not the form that an agent's request demanded (a JSON schema, a call,
+    strict arguments); empty: it has; None: none was demanded."""
+
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
     """One action that was run."""

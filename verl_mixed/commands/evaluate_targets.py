@@ -21,6 +21,7 @@ from agent_loop.evaluation.main import Job
 from agent_loop.evaluation.selection import Selection
 from config.lookup import at, files_at, flatten
 from config.schema import ConfigError
+from verl_mixed.checks.config.gateway import guided_problems
 from verl_mixed.checks.config.prompts import media_problems
 from verl_mixed.checks.preflight import mixture_problems
 from verl_mixed.commands.evaluate_weights import (
@@ -87,7 +88,8 @@ def targets_of(
     _refuse_missing_rows(targets[0], "training" if arguments.of_training else "validation")
     # a run has checked its rows, and an evaluation does not need those of its training
     needs_check = run is None and arguments.config_of is None
-    if problems := [*mixture_problems(config, data=needs_check), *media_problems(config)]:
+    problems = [*mixture_problems(config, data=needs_check), *media_problems(config)]
+    if problems := [*problems, *guided_problems(config)]:
         raise ConfigError(problems)
     return targets
 

@@ -75,6 +75,14 @@ async def test_tokens_of_the_server_are_taken_as_they_are():
     assert body["return_token_ids"] and body["include_stop_str_in_output"]
 
 
+async def test_a_schema_that_guides_the_answer_is_vllm_s_field_of_the_body():
+    guide = {"json": {"type": "object"}}
+    async with serving(lambda body: {"text": "x", "token_ids": [4]}) as (server, client):
+        await tokens(client, structured_outputs=guide)
+        await tokens(client)
+    assert [body.get("structured_outputs") for body in server.bodies] == [guide, None]
+
+
 async def test_a_server_that_takes_neither_ids_nor_more_fields_gets_text():
     def plain(body: dict[str, Any]) -> Any:
         if not isinstance(body["prompt"], str) or "return_token_ids" in body:

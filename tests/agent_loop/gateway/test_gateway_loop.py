@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -453,3 +456,44 @@ async def solve(address, row):
                 assert answer.status == 404
                 assert "no such session" in json.dumps(await answer.json())
     assert not tools.kept["gateway"]._served
+
+
+FORM = """
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+
+async def solve(address, row):
+    _, said = await ask(address, row["prompt"], response_format=FORM)
+    return said["choices"][0]["message"]["content"]
+"""
+
+
+@pytest.mark.parametrize("structured", ["prompt", "guided"])
+async def test_vllm_is_given_the_schema_as_its_own_parameter_only_where_it_guides(
+    structured: str, tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    module = ModuleType("vllm.sampling_params")
+    vars(module)["StructuredOutputsParams"] = StructuredOutputs
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", module)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    given = list[Any]()
+
+    async def noted(self: Engine, *args: Any, sampling_params: Any, **how: Any) -> Any:
+        given.append(sampling_params.get("structured_outputs"))
+        return await generate(self, *args, **how)
+
+    generate = Engine.generate
+    monkeypatch.setattr(Engine, "generate", noted)
+    (row,) = await session_rows(FORM, tools, tmp_path, monkeypatch, structured=structured)
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    assert given == [StructuredOutputs(json=schema) if structured == "guided" else None]
+    assert "must be JSON that fits this schema" in TOKENIZER.decode(row["prompts"])
+    assert "no JSON" in str(record_in(row).turns[0].misfit)
+
+
+@dataclass
+class StructuredOutputs:
+    """vLLM's `StructuredOutputsParams` (vllm/sampling_params.py at 0.24.0), which is not installed
+    without a GPU."""
+
+    json: Any

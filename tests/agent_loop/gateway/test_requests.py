@@ -149,36 +149,68 @@ def test_a_call_without_arguments_has_an_empty_object(given: dict[str, Any]):
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        (chat(tools=[TOOL]), ("auto", True, ())),
-        (chat(tools=[TOOL], tool_choice="none", parallel_tool_calls=False), ("none", False, ())),
-        (chat(tools=[TOOL], tool_choice="required"), ("required", True, ("tool_choice",))),
+        (chat(tools=[TOOL]), ("auto", True)),
+        (chat(tools=[TOOL], tool_choice="none", parallel_tool_calls=False), ("none", False)),
+        (chat(tools=[TOOL], tool_choice="required"), ("required", True)),
         (
             chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "search"}}),
-            ("search", True, ("tool_choice",)),
+            ("search", True),
         ),
-        (
-            items(tools=[{"type": "function", **SEARCH}], tool_choice=CHOICE),
-            ("search", True, ("tool_choice",)),
-        ),
+        (items(tools=[{"type": "function", **SEARCH}], tool_choice=CHOICE), ("search", True)),
         (
             blocks(
                 tools=[BLOCK_TOOL],
                 tool_choice={"type": "any", "disable_parallel_tool_use": True},
             ),
-            ("required", False, ("tool_choice",)),
+            ("required", False),
         ),
         (
             blocks(tools=[BLOCK_TOOL], tool_choice={"type": "tool", "name": "search"}),
-            ("search", True, ("tool_choice",)),
+            ("search", True),
         ),
     ],
-)  # fmt: skip
+)
 def test_tools_and_their_choice_are_the_same_in_all_protocols(
-    request_: ModelRequest, expected: tuple[str, bool, tuple[str, ...]]
+    request_: ModelRequest, expected: tuple[str, bool]
 ):
-    assert request_.tools == [TOOL]
-    found = (request_.tool_choice, request_.parallel_tool_calls, request_.ignored)
-    assert found == expected
+    assert (request_.tools, request_.ignored) == ([TOOL], ())
+    assert (request_.tool_choice, request_.parallel_tool_calls) == expected
+
+
+FORM = {"type": "json_schema", "schema": SCHEMA}
+CHAT_FORM = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+ITEM_FORM = {**FORM, "name": "n", "strict": True, "description": "d"}
+OBJECT = {"type": "json_object"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (chat(response_format={"type": "text"}), None),
+        (chat(response_format=OBJECT), {"type": "object"}),
+        (chat(response_format=CHAT_FORM), SCHEMA),
+        (items(text={"format": ITEM_FORM, "verbosity": None}), {"description": "d", **SCHEMA}),
+        (items(text={"format": OBJECT}), {"type": "object"}),
+        (blocks(output_config={"format": FORM}), SCHEMA),
+        (blocks(output_format=FORM), SCHEMA),
+    ],
+)
+def test_the_schema_of_the_answer_is_read_in_all_protocols(
+    request_: ModelRequest, expected: dict[str, Any] | None
+):
+    assert (request_.answer_schema, request_.ignored) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat(tools=[{"type": "function", "function": {**SEARCH, "strict": True}}]),
+        items(tools=[{"type": "function", **SEARCH, "strict": True}]),
+        blocks(tools=[{**BLOCK_TOOL, "strict": True}]),
+    ],
+)
+def test_strict_tools_are_named_and_their_schemas_are_those_of_other_tools(request_: ModelRequest):
+    assert (request_.strict, request_.tools, request_.ignored) == (("search",), [TOOL], ())
 
 
 @pytest.mark.parametrize(
@@ -201,10 +233,8 @@ def test_settings_are_read(request_: ModelRequest, expected: dict[str, Any]):
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        (chat(user="u", response_format={"type": "json_object"}), ["response_format", "user"]),
-        (chat(user=None, response_format={"type": "text"}), []),
+        (chat(user="u", store=None), ["user"]),
         (chat({**HELLO, "name": "n"}, {**HELLO, "name": "n"}), ["messages.name"]),
-        (chat(tools=[{"function": {**SEARCH, "strict": True}}]), ["tools.function.strict"]),
         (chat(**{"\ud83d" * 50: 1}), ["'" + r"\ud83d" * 40 + "...'"]),
         (
             blocks(
@@ -218,8 +248,9 @@ def test_settings_are_read(request_: ModelRequest, expected: dict[str, Any]):
             blocks(part("redacted_thinking") | {"role": "assistant"}, HELLO),
             ["messages.content.redacted_thinking"],
         ),
-        (items(store=True, text={"format": {"type": "json_object"}}), ["store", "text.format"]),
-        (items(include=["reasoning"], text={"format": {"type": "text"}}), ["include"]),
+        (items(store=True, include=["reasoning"]), ["include", "store"]),
+        (items(text={"verbosity": "low"}), ["text.verbosity"]),
+        (blocks(output_config={"effort": "low"}), ["output_config.effort"]),
     ],
 )  # fmt: skip
 def test_fields_without_effect_are_named(request_: ModelRequest, expected: list[str]):
@@ -246,6 +277,22 @@ def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
         (chat, {"messages": [{"role": "tool"}]}, WRONG, "messages[0].tool_call_id"),
         (chat, {"messages": [{"role": "user"}]}, WRONG, "messages[0].content"),
         (chat, {"response_format": "json"}, WRONG, "response_format"),
+        (chat, {"response_format": {"type": "grammar"}}, NO, "response_format.type"),
+        (chat, {"response_format": {"type": "json_schema"}}, WRONG, "response_format.schema"),
+        (chat, {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, WRONG,
+         "response_format.json_schema.schema"),
+        (items, {"text": {"format": {**FORM, "schema": {"type": "array"}}}}, WRONG,
+         "text.format.schema.type"),
+        (items, {"text": {"format": {**FORM, "schema": {"$ref": "#/$defs/None"}}}}, WRONG,
+         "text.format.schema"),
+        (blocks, {"output_config": {"format": {**FORM, "schema": {"type": 5}}}}, WRONG,
+         "output_config.format.schema.type"),
+        (blocks, {"output_config": {"format": {"type": "regex"}}}, NO, "output_config.format.type"),
+        (chat, {"structured_outputs": {"regex": "a+"}}, NO, "structured_outputs"),
+        (chat, {"guided_choice": ["a"]}, NO, "guided_choice"),
+        (chat, {"tools": [{"function": {**SEARCH, "strict": True, "parameters": {"$ref": "#/x"}}}]},
+         WRONG, "tools[0].function.parameters"),
+        (chat, {"tool_choice": "required"}, WRONG, "tool_choice"),
         (chat, {"model": None}, WRONG, "model"),
         (chat, {"n": 2}, NO, "n"),
         (chat, {"n": True}, WRONG, "n"),

@@ -45,7 +45,7 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
     script = ScriptedGenerate(codec, list(turns))
 
     async def engine(
-        prompt_ids: list[int], *, temperature: float, sequence: str, **how: Any
+        prompt_ids: list[int], *, temperature: float, sequence: str, schema: Any, **how: Any
     ) -> Generated:
         return await script(prompt_ids, **how)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.verl_mixed.checks.test_tools_check import put
-from verl_mixed.checks.config.gateway import gateway_problems
+from verl_mixed.checks.config.gateway import gateway_problems, guided_problems
 from verl_mixed.checks.config.modes import _verdict_problems
 from verl_mixed.checks.config.session_rows import session_row_problems
 from verl_mixed.checks.config.tools import tool_problems
@@ -50,6 +50,9 @@ def with_agent(planned: Config, **settings: Any) -> Config:
         ({"command": "no-such-program"}, "there is no program"),
         ({"command": "sh", "memory_mb": 1}, f"{AGENT}.memory_mb"),
         ({"function": "agent.py:solve", "let_agent_set": ["top_p"]}, f"{AGENT}.let_agent_set"),
+        ({"function": "agent.py:solve", "structured": "prompt"}, None),
+        ({"function": "agent.py:solve", "structured": "regex"}, f"{AGENT}.structured"),
+        ({"function": "agent.py:solve", "structured": "guided"}, "whose log-probs are trained"),
     ],
 )
 def test_what_would_not_run_for_a_session_is_named(
@@ -60,6 +63,20 @@ def test_what_would_not_run_for_a_session_is_named(
     monkeypatch.chdir(tmp_path)
     found = [*gateway_problems(with_agent(planned, **settings))]
     assert [AGENT in text and str(words) in text for text in found] == [True] * bool(words)
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_refused"), [("vllm", False), ("openai", False), ("sglang", True), ("hf", True)]
+)
+def test_an_evaluation_is_guided_only_by_an_engine_that_can(
+    planned: Config, engine: str, is_refused: bool
+):
+    for structured in ("prompt", "guided"):
+        config = with_agent(planned, function="agent.py:solve", structured=structured)
+        put(config, "actor_rollout_ref.rollout.name", engine)
+        found = [*guided_problems(config)]
+        assert len(found) == (is_refused and structured == "guided")
+        assert all(f"{AGENT}.structured=guided: rollout.name={engine}" in text for text in found)
 
 
 def test_an_option_of_the_gateway_that_another_agent_has_is_named(planned: Config):

@@ -50,6 +50,9 @@ def test_overrides_are_laid_over_the_config_of_the_run(run: Path, run_environ: R
     key = "actor_rollout_ref.rollout.val_kwargs.temperature"
     (one,) = targets([str(run), "--step", "0"], run_environ, [f"{key}=0.25"])
     assert at(one.plan.config, key) == 0.25
+    with pytest.raises(ConfigError, match=r"structured=guided: rollout\.name=hf"):
+        guided = ["+agent_loops={gateway: {function: a.py:f, structured: guided}}"]
+        targets([str(run), "--step", "0"], run_environ, guided)
     with pytest.raises(ConfigError, match=r"unknown key .*temprature.*did you mean .*temperature"):
         targets([str(run), "--step", "0"], run_environ, [f"{key[:-11]}temprature=1"])
 

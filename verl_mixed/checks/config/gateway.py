@@ -8,12 +8,15 @@ from typing import Any
 from agent_loop.gateway.program import AgentProgram
 from agent_loop.rewards.custom import is_async
 from config.gateway import GATEWAY_LOOP, GatewayOptions
+from config.lookup import at
 from config.schema import ConfigError, load_section
 from samplers.module_file import module_of
 from verl_mixed.checks.config.tools import gateway_agents, tried_agents
 from verl_mixed.run.sections import agent_loops, entry_of, loop_of
 
 _OPTIONS = frozenset(GatewayOptions.model_fields)
+GUIDED_ENGINES = frozenset({"vllm", "vllm_cpu", "openai"})
+"""openai: a server at --base-url."""
 
 
 def gateway_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -40,6 +43,24 @@ def gateway_problems(config: Mapping[str, Any]) -> Iterator[str]:
             continue
         if problem := _problem(options):
             yield f"{place}: {problem}"
+        if options.structured == "guided":
+            yield (
+                f"{place}.structured=guided: guided decoding samples from another distribution "
+                "than the policy's, whose log-probs are trained; leave it out, and set it in "
+                "`verl-mixed evaluate`"
+            )
+
+
+def guided_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Agents of an evaluation whose engine has no guided decoding."""
+    engine = at(config, "actor_rollout_ref.rollout.name")
+    for agent, entry in (agent_loops(config)[0] or {}).items():
+        if entry.get("structured") == "guided" and engine not in GUIDED_ENGINES:
+            yield (
+                f"agent_loops.{agent}.structured=guided: rollout.name={engine} has no guided "
+                "decoding that is proven here; evaluate with vllm or --base-url of a vLLM server, "
+                "or set prompt"
+            )
 
 
 def _problem(options: GatewayOptions) -> str | None:

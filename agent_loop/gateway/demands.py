@@ -1,0 +1,105 @@
+"""What a request demands of the form of its reply: JSON of a schema, calls, strict arguments.
+
+OpenAI's and Anthropic's servers force it by constrained decoding. A trained token must be sampled
+from the policy's own distribution, so the policy is told in words, at the end of the newest
+message. The agent gets the reply as the policy wrote it, and `Turn.misfit` says what is wrong.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from agent_loop.gateway.wire import ModelReply, ModelRequest
+from agent_loop.toolbox.spec import ToolSpec
+
+_INSTEAD = "For your messages from here on, this replaces what was asked before:"
+_FREE = "any form will do, with or without a tool call."
+
+
+def demand_of(request: ModelRequest) -> str:
+    """What a request demands, in words for the policy; empty if nothing."""
+    words: list[str] = []
+    if request.tool_choice == "required":
+        words.append("Each of your messages must call a tool.")
+    elif request.tool_choice not in ("auto", "none"):
+        words.append(f"Each of your messages must call the tool {request.tool_choice}.")
+    if request.strict:
+        words.append(
+            f"The arguments of {', '.join(request.strict)} must fit the tool's schema exactly."
+        )
+    if request.answer_schema is not None:
+        when = "If you call no tool, your message" if can_call(request) else "Your message"
+        words.append(
+            f"{when} must be JSON that fits this schema, and nothing else:\n"
+            f"{json.dumps(request.answer_schema, ensure_ascii=False)}"
+        )
+    return "\n".join(words)
+
+
+def can_call(request: ModelRequest) -> bool:
+    """Whether the reply may have tool calls."""
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def with_demand(
+    messages: Sequence[Mapping[str, Any]], demand: str, told: str = ""
+) -> Sequence[Mapping[str, Any]]:
+    """`messages` with what the policy must be told at the end of the last one.
+
+    Args:
+        told: the demand that the policy was told last in this conversation.
+    """
+    if demand == told:
+        return messages
+    words = f"{_INSTEAD} {demand or _FREE}" if told else demand
+    last = messages[-1]
+    content = "\n\n".join(filter(None, [last["content"], words]))
+    return [*messages[:-1], {**last, "content": content}]
+
+
+def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
+    """Why a reply is not what its request demands; empty if it is, None without a demand."""
+    if not demand_of(request):
+        return None
+    called, choice = [call.name for call in reply.calls], request.tool_choice
+    if choice == "required" and not called:
+        return "no tool was called"
+    if choice not in ("auto", "none", "required") and set(called) != {choice}:
+        return f"{choice} was to be called, not {', '.join(called) or 'no tool'}"
+    for call in reply.calls:
+        if call.name in request.strict:
+            schema = next(
+                tool["function"]["parameters"]
+                for tool in request.tools
+                if tool["function"]["name"] == call.name
+            )
+            if mistake := checker(schema).mistake(json.loads(call.arguments)):
+                return f"{call.name}: {mistake}"
+    if request.answer_schema is None or called:
+        return ""
+    try:
+        answer = json.loads(reply.content)
+    except (ValueError, RecursionError) as error:
+        return f"the message is no JSON: {error}"[:200]
+    if not isinstance(answer, dict):
+        return "the message is no JSON object"
+    return checker(request.answer_schema).mistake(answer) or ""
+
+
+def checker(schema: Mapping[str, Any]) -> ToolSpec:
+    """Checks objects against a schema of an agent.
+
+    Raises:
+        ValueError: it is no JSON schema, or has a `$ref` to what is not in it.
+    """
+    return _checker(msgspec.json.encode(schema))
+
+
+@lru_cache(maxsize=64)  # an agent sends its schemas with each request
+def _checker(schema: bytes) -> ToolSpec:
+    # `mistake` refuses arguments that a tool's schema does not name; JSON Schema takes them
+    parameters = {"additionalProperties": True, **msgspec.json.decode(schema)}
+    return ToolSpec(name="reply", description="", parameters=parameters)
