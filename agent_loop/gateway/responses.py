@@ -138,7 +138,11 @@ def _tool(fields: Fields) -> tuple[dict[str, Any], bool]:
 
 
 def _head(reply: ModelReply) -> dict[str, Any]:
-    """A response that has begun. Clients need the request's settings: these are the defaults."""
+    """A response that has begun. Clients need the request's settings; those that none reads have
+    their defaults."""
+    form: dict[str, Any] = {"type": "text"}
+    if reply.answer_schema is not None:
+        form = {"type": "json_schema", "name": "answer", "schema": reply.answer_schema}
     return {
         "id": f"resp_{reply.id}",
         "object": "response",
@@ -152,7 +156,7 @@ def _head(reply: ModelReply) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": True,
         "store": False,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": form},
         "tool_choice": "auto",
         "tools": [],
         "usage": None,

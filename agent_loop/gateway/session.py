@@ -381,6 +381,7 @@ class Session:
             prompt_tokens=read,
             completion_tokens=trajectory.segments[-1].length,
             logprobs=self._logprobs(trajectory) if request.logprobs else None,
+            answer_schema=request.answer_schema,
         )
         return reply, _message_of(reply)
 

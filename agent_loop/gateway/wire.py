@@ -103,6 +103,9 @@ class ModelReply:
     prompt_tokens: int
     completion_tokens: int
 
+    answer_schema: dict[str, Any] | None = None
+    """The request's, which some clients read from the reply."""
+
     logprobs: tuple[TokenLogprob, ...] | None
     """All sampled tokens, those of reasoning and of calls too; None if they were not asked for."""
 

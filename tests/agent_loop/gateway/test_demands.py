@@ -1,5 +1,7 @@
 """What a request demands of the form of its reply: the policy is told, and its reply is checked."""
 
+import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.gateway import responses
 from agent_loop.records.source_metrics import source_metrics
 from agent_loop.records.trajectory_record import TrajectoryRecord
 from agent_loop.turns.turn_loop import Generated
@@ -183,6 +186,18 @@ def test_a_guided_engine_is_given_the_schema_of_a_reply_that_cannot_call(
     session.policy = replace(session.policy, is_guided=is_guided)
     ask(session, [USER], **fields)
     assert schemas == [expected]
+
+
+@pytest.mark.parametrize("schema", [None, CITY])
+def test_a_response_has_the_format_of_its_request(schema: dict[str, Any] | None):
+    form = {"type": "text"} if schema is None else {"type": "json_schema", "schema": schema}
+    session = session_of("hermes", [PARIS + END])
+    body = {"model": "any", "input": "where?", "text": {"format": form}}
+    reply = asyncio.run(session.reply(responses.parse(body)))
+    (*_, last) = responses.reply_events(reply, True)
+    for said in (responses.reply_body(reply), json.loads(last.partition("data: ")[2])["response"]):
+        given_ = said["text"]["format"]
+        assert (given_["type"], given_.get("schema")) == (form["type"], schema)
 
 
 def test_misfits_are_a_metric_of_the_source():
