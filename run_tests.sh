@@ -8,7 +8,7 @@
 #   --nightly  only the tests marked nightly, and all property tests with 200 examples in place of 25: long simulations
 #              and kills, most rungs of the sandbox, most tests in a browser and over machines; with PATH only those there
 #   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
-#   --long     only the tests marked algorithm, model, toolservers, agents, environments, reasoning or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, stock MCP servers, stock agents, environments of other projects, tasks of reasoning-gym, vLLM
+#   --long     only the tests marked algorithm, model, toolservers, agents, environments, reasoning or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, stock MCP servers, stock agents, chat templates of public models, environments of other projects, tasks of reasoning-gym, vLLM
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise the checks that need them are skipped, with a message.

@@ -44,10 +44,18 @@ class PromptTemplate(Protocol):
         ...
 
     def glue_ids(
-        self, said: Mapping[str, Any], new: Messages, tools: list[dict[str, Any]], last_id: int
+        self,
+        said: Mapping[str, Any],
+        new: Messages,
+        tools: list[dict[str, Any]],
+        last_id: int,
+        thinks: bool,
     ) -> list[int]:
         """The tokens of new messages after the model's message `said`, which ends with the token
         `last_id`, and the beginning of the model's next message.
+
+        Args:
+            thinks: whether the messages so far have a thought, which the template must keep.
 
         Raises:
             CannotContinue: the template cannot add these messages.
@@ -145,8 +153,9 @@ class Chains:
             tokens = sequence.rollout.trajectory.ids
             before = tokens[: len(sequence.rollout.trajectory.prompt_ids) + point.response_tokens]
             new = with_demand(messages[count:], demand, point.demand)
+            thinks = any(message.get("reasoning_content") for message in messages[:count])
             try:
-                glue = self._template.glue_ids(point.said, new, request.tools, before[-1])
+                glue = self._template.glue_ids(point.said, new, request.tools, before[-1], thinks)
             except CannotContinue:
                 break
             read = len(before) + len(glue)

@@ -69,7 +69,7 @@ class ChatTemplate:
             ) from error
 
     def glue_ids(
-        self, said: Mapping[str, Any], new: Messages, tools: Tools, last_id: int
+        self, said: Mapping[str, Any], new: Messages, tools: Tools, last_id: int, thinks: bool
     ) -> list[int]:
         """See `chains.PromptTemplate`."""
         self._check_length(new, [])
@@ -89,7 +89,7 @@ class ChatTemplate:
             for call in answered
             if call
         ]
-        glue = self._glue_of(tools).glue(calls, roles[len(asked) :])
+        glue = self._glue_of(tools).glue(calls, roles[len(asked) :], thinks)
         ids = [] if last_id == glue.end_id else [glue.end_id]
         ids += glue.pieces[0]
         for message, writing, piece in zip(new, glue.writings, glue.pieces[1:], strict=True):

@@ -8,7 +8,9 @@ rollout only the messages are tokenised, as plain text: a control token that a t
 text.
 
 A template can be continued if it renders a conversation as before when messages are added to it.
-Pure: the template is given as a function.
+What counts is a loop of tools: Qwen3's template drops thoughts at the next message of a user, and
+writes an empty thought only into the last message. In a loop it keeps each thought, and the text
+after a message is the same with and without one. Pure: the template is given as a function.
 """
 
 import json
@@ -22,8 +24,14 @@ Render = Callable[[list[Message], bool], str]
 """(messages, add_generation_prompt) -> text; the template is a program and may raise anything."""
 
 _ARGUMENT = "qzargumentqz"
+_THOUGHT = "qzthoughtqz"
+_TEXT = "qztextqz"
 _RESULT = 'qz{}q"z\nqé'
 """Probes: texts that no template has. The result has characters that JSON escapes."""
+
+_THOUGHT_FIELDS = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+_THOUGHT_TEXT = f"<think>\n{_THOUGHT}\n</think>\n\n"
+"""The two ways to give a template a thought: in a field of its own, and in the content."""
 
 MAX_KEPT = 512
 """Glue that is kept, of so many combinations of names and ids."""
@@ -76,19 +84,20 @@ class ToolMessages:
         end_ids: frozenset[int],
     ) -> None:
         self._render, self._encode, self._end_ids = render, encode, end_ids
-        self._kept: dict[tuple[tuple[CallId, ...], tuple[str, ...]], Glue] = {}
+        self._kept: dict[tuple[tuple[CallId, ...], tuple[str, ...], bool], Glue] = {}
 
-    def glue(self, calls: Sequence[CallId], then: Sequence[str] = ()) -> Glue:
+    def glue(self, calls: Sequence[CallId], then: Sequence[str] = (), thinks: bool = False) -> Glue:
         """The glue around the results of these calls, and around the messages after them.
 
         Args:
             calls: of the assistant's message; it may have none.
             then: roles of the messages that follow the results.
+            thinks: whether the assistant's message has a thought, which the template must keep.
 
         Raises:
             CannotContinue: the template refuses the messages, or drops or rewrites them.
         """
-        key = (tuple(calls), tuple(then))
+        key = (tuple(calls), tuple(then), thinks)
         if key not in self._kept:
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
@@ -96,7 +105,8 @@ class ToolMessages:
         return self._kept[key]
 
     def check(self, *, several: bool = True) -> None:
-        """Check that a conversation with tool calls can go on.
+        """Check that a loop of tools can go on, with and without thoughts, and with and without
+        text beside the calls.
 
         Args:
             several: whether a message may have several calls.
@@ -106,22 +116,39 @@ class ToolMessages:
                 later ones follow, so that the tokens that the model sampled are not what it would
                 read.
         """
-        call = CallId("probe", "call_0")
-        self.glue([call])
-        if several:
-            self.glue([call, CallId("probe", "call_1")])
-        first = [_USER, self._asks([call], "first"), _result(call, "one")]
-        later = [*first, self._asks([call], "second"), _result(call, "two")]
-        before, after = self._rendered(first, False), self._rendered(later, False)
-        if not after.startswith(before):
-            at = shared_length(before, after)
-            raise CannotContinue(
-                "it renders earlier messages otherwise when later ones follow: "
-                f"{before[at : at + 60]!r} becomes {after[at : at + 60]!r}"
-            )
+        for count in (1, 2) if several else (1,):
+            turns = [
+                [CallId("probe", f"call_{turn}{at}") for at in range(count)] for turn in (0, 1, 2)
+            ]
+            for thinks in (False, True):
+                self.glue(turns[0], thinks=thinks)
+                self._check_loop(turns, thinks, "")
+                self._check_loop(turns, thinks, _TEXT)
 
-    def _found(self, calls: tuple[CallId, ...], then: tuple[str, ...]) -> Glue:
-        said = self._asks(calls, "") if calls else {"role": "assistant", "content": _ARGUMENT}
+    def _check_loop(self, turns: Sequence[Sequence[CallId]], thinks: bool, content: str) -> None:
+        messages, before = [_USER], ""
+        for number, calls in enumerate(turns):
+            text = content and f"{content}{number}"
+            said = self._thinks(calls, text) if thinks else self._asks(calls, text)
+            if said is None:
+                return
+            messages += [said, *(_result(call, f"{_TEXT}{number}") for call in calls)]
+            after = self._rendered(messages, True)
+            if before:
+                _check_kept(before, after, _ARGUMENT, _THOUGHT, _TEXT)
+            before = after
+
+    def _found(self, calls: tuple[CallId, ...], then: tuple[str, ...], thinks: bool) -> Glue:
+        content = "" if calls else _ARGUMENT
+        plain, thinking = self._asks(calls, content), self._thinks(calls, content)
+        try:
+            return self._after(thinking if thinks and thinking else plain, calls, then)
+        except CannotContinue:
+            if thinks or not thinking:
+                raise
+            return self._after(thinking, calls, then)  # the glue is the same
+
+    def _after(self, said: Message, calls: Sequence[CallId], then: Sequence[str]) -> Glue:
         asked = [_USER, said]
         probes = [_RESULT.format(at) for at in range(len(calls) + len(then))]
         new = [_result(call, probe) for call, probe in zip(calls, probes, strict=False)]
@@ -131,10 +158,7 @@ class ToolMessages:
         ]
         before = self._rendered(asked, False)
         whole = self._rendered([*asked, *new], True)
-        at = whole.rfind(_ARGUMENT, 0, shared_length(before, whole))
-        if at < 0:
-            raise CannotContinue("it renders a message otherwise when others follow")
-        rest = whole[at + len(_ARGUMENT) :]
+        rest = whole[_check_kept(before, whole, _ARGUMENT) :]
         writings, parts = _split(rest, probes)
         ids = self._encode(parts[0])
         ends = [place for place, token in enumerate(ids) if token in self._end_ids]
@@ -146,11 +170,23 @@ class ToolMessages:
         pieces = [tuple(head), *(tuple(self._encode(part)) for part in parts[1:])]
         return Glue(end_id=ids[ends[0]], pieces=tuple(pieces), writings=writings)
 
-    def _asks(self, calls: Sequence[CallId], content: str) -> Message:
-        """An assistant's message with these calls, each with the probe as argument."""
-        return {
-            "role": "assistant",
-            "content": content,
+    def _thinks(self, calls: Sequence[CallId], content: str) -> Message | None:
+        """The assistant's message with a thought; None if the template shows none."""
+        in_field = self._asks(calls, content) | _THOUGHT_FIELDS
+        for said in (in_field, self._asks(calls, _THOUGHT_TEXT + content)):
+            try:
+                if _THOUGHT in self._rendered([_USER, said], False):
+                    return said
+            except CannotContinue:  # gpt-oss's takes no text beside a field
+                continue
+        return None
+
+    def _asks(self, calls: Sequence[CallId], content: str) -> dict[str, Any]:
+        """An assistant's message with these calls, if any, each with the probe as argument."""
+        said: dict[str, Any] = {"role": "assistant", "content": content}
+        if not calls:
+            return said
+        return said | {
             "tool_calls": [
                 {
                     "id": call.call_id,
@@ -158,7 +194,7 @@ class ToolMessages:
                     "function": {"name": call.name, "arguments": self._arguments},
                 }
                 for call in calls
-            ],
+            ]
         }
 
     @property
@@ -202,6 +238,20 @@ _USER: Message = {"role": "user", "content": "u"}
 
 def _result(call: CallId, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": call.call_id, "name": call.name}
+
+
+def _check_kept(before: str, after: str, *probes: str) -> int:
+    """Where the last probe in `before` ends. `after` must be the same until there."""
+    end = max((before.rfind(probe) + len(probe) for probe in probes if probe in before), default=0)
+    if end == 0:
+        raise CannotContinue("it leaves out the messages of the assistant")
+    if not after.startswith(before[:end]):
+        at = shared_length(before, after)
+        raise CannotContinue(
+            "it renders earlier messages otherwise when later ones follow: "
+            f"{before[at : at + 60]!r} becomes {after[at : at + 60]!r}"
+        )
+    return end
 
 
 def _split(text: str, probes: Sequence[str]) -> tuple[tuple[Writing, ...], list[str]]:

@@ -108,6 +108,26 @@ def _of_gemma(results: Sequence[Message]) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ThinkingTemplate(ChatTemplate):
+    """As Qwen3's. It drops thoughts at the next message of a user, and writes an empty thought into
+    the last message only."""
+
+    keeps_thoughts: bool = True
+    """Whether a thought stays when a tool's result follows."""
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        last_user = max(at for at, each in enumerate(messages) if each["role"] == "user")
+        shown = list[Message]()
+        for at, each in enumerate(messages):
+            is_last, thought = at == len(messages) - 1, each.get("reasoning_content", "")
+            is_shown = is_last or (thought and self.keeps_thoughts)
+            if each["role"] == "assistant" and at > last_user and is_shown:
+                each = {**each, "content": f"<think>\n{thought}\n</think>\n\n{each['content']}"}
+            shown.append(each)
+        return super().render(shown, add_generation_prompt)
+
+
 _CHATML: dict[str, Any] = {
     "user": "<|im_start|>user\n{}<|im_end|>\n",
     "header": "<|im_start|>assistant\n",
@@ -115,6 +135,8 @@ _CHATML: dict[str, Any] = {
     "results": _of_qwen,
     "control": ("<|im_start|>", "<|im_end|>"),
 }
+
+QWEN3 = ThinkingTemplate(format_name="hermes", **_CHATML)
 
 TEMPLATES = {
     template.format_name: template

@@ -29,7 +29,7 @@ from tests.agent_loop.turns.test_native import (
     play,
     says,
 )
-from tests.fakes.call_templates import TEMPLATES
+from tests.fakes.call_templates import QWEN3, TEMPLATES
 from tests.fakes.engine import ScriptedGenerate
 from tool_server.wire.protocol import ToolUnavailable
 
@@ -40,7 +40,7 @@ TOOLS = [
 
 
 def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
-    template = TEMPLATES[name]
+    template = own.pop("template", TEMPLATES[name])
     codec, call_format = codec_of_template(template), FORMATS[template.format_name]
     script = ScriptedGenerate(codec, list(turns))
 
@@ -576,6 +576,26 @@ def test_an_assistant_s_message_that_the_agent_adds_is_rendered_with_its_calls()
     ask(session, [USER, said, own, MORE], tools=TOOLS)
     *_, row = session.rollouts()
     assert row.cause == "template" and "SECRET" in session.policy.codec.decode(row.trajectory.ids)
+
+
+@pytest.mark.parametrize("thoughts", [("hm", "hm", "hm"), ("hm", "", ""), ("", "", "")])
+def test_a_loop_of_tools_is_one_row_and_a_user_s_message_drops_its_thoughts(thoughts: Any):
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    said = [f"<think>\n{own}\n</think>\n\n" for own in thoughts]
+    turns = [said[0] + call, said[1] + call, f"{said[2]}so 2", "bye"]
+    session = session_of("hermes", [f"{turn}<|im_end|>" for turn in turns], template=QWEN3)
+    history = agent(session, ["1", "2"])
+    (loop,) = session.rollouts()
+    codec = session.policy.codec
+    result = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n"
+    asked = "<|im_end|>{}<|im_start|>assistant\n"
+    assert codec.decode(loop.trajectory.response_ids) == "".join(
+        (turns[0], asked.format(result.format(1)), turns[1], asked.format(result.format(2)))
+    ) + (turns[2] + "<|im_end|>")
+    ask(session, [*history, MORE], tools=TOOLS)
+    *_, row = session.rollouts()
+    prompt = codec.decode(row.trajectory.prompt_ids)
+    assert row.cause == "template" and "so 2<|im_end|>" in prompt and "<think>" not in prompt
 
 
 def test_a_result_that_answers_another_call_is_another_history():

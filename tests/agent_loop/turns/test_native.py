@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from agent_loop.turns.tool_messages import CallId, CannotContinue, ToolMessages
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.call_messages import MARKERS
-from tests.fakes.call_templates import TEMPLATES, ChatTemplate
+from tests.fakes.call_templates import QWEN3, TEMPLATES, ChatTemplate
 from tests.fakes.engine import ScriptedGenerate, whole_of
 from tests.fakes.real_tokenizers import byte_tokenizer
 
@@ -332,20 +333,43 @@ def _raises(messages: Any, text: str) -> str:
         (_raises, "does not render the tool calls"),
         (lambda m, text: text.replace("qzargumentqz", ""), "does not render the tool calls"),
         (
+            lambda m, text: text.replace("qzargumentqz", "" if len(m) > 3 else "qzargumentqz"),
+            "'qzargumentqz.*' becomes ",
+        ),
+        (
             lambda m, text: text.replace("qz0q", "zero"),
             "drops or rewrites the messages after a call",
         ),
-        (lambda m, text: f"{len(m)}{text}", "renders a message otherwise when others follow"),
+        (lambda m, text: f"{len(m)}{text}", "renders earlier messages otherwise when later ones"),
         (lambda m, text: text.replace("<|im_end|>", "!"), "nothing at which the engine stops"),
         (
-            lambda m, text: text.replace("first", "" if len(m) > 3 else "first"),
-            "renders earlier messages otherwise when later ones follow",
+            lambda m, text: text.replace("qztextqz", "" if len(m) > 5 else "qztextqz"),
+            "later ones follow: 'qztextqz.*' becomes ",
         ),
     ],
 )
 def test_a_template_that_cannot_be_continued_is_refused_with_the_reason(change: Any, words: str):
     with pytest.raises(CannotContinue, match=words):
         broken(change).check()
+
+
+def test_a_template_that_rewrites_thoughts_outside_of_loops_alone_can_be_continued():
+    """Qwen3's: an empty thought is in the last message only, and a user's message drops all."""
+    messages = messages_of(QWEN3)
+    messages.check()
+    call = CallId("add", "call_0")
+    assert messages.glue([call]) == messages.glue([call], thinks=True)
+    assert messages.glue([call]) == messages_of(HERMES).glue([call])
+    for calls, thinks in (((), False), ((call,), False), ((call,), True)):
+        with pytest.raises(CannotContinue, match=r"'<think>.* becomes "):
+            messages.glue(calls, ("user",), thinks)
+
+
+def test_a_template_that_drops_thoughts_within_a_loop_is_refused():
+    with pytest.raises(CannotContinue, match=r"'<think>\\nqzthought.* becomes '\\n<tool"):
+        messages_of(replace(QWEN3, keeps_thoughts=False)).glue([CallId("add", "1")], thinks=True)
+    with pytest.raises(CannotContinue, match="renders earlier messages otherwise"):
+        messages_of(replace(QWEN3, keeps_thoughts=False)).check()
 
 
 def test_a_template_that_takes_one_call_only_is_refused_if_a_message_may_have_several():
