@@ -27,6 +27,7 @@ from agent_loop.gateway.wire import (
 from agent_loop.records.trajectory_record import Call, StopReason, Turn
 from agent_loop.rewards.number import WANTED, reward_number, shown
 from agent_loop.turns.call_formats import CallFormat, CallMistake
+from agent_loop.turns.call_formats.message import new_call_id
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.native import prompt_opens_thought
 from agent_loop.turns.tags import first_end, stop_token_ids
@@ -363,7 +364,7 @@ class Session:
                 if isinstance(attempt, CallMistake) or not may_call:
                     unread.append(attempt.text)  # the agent sees what the model wrote
                     continue
-                own_id = attempt.call_id or f"call_{self._calls}"
+                own_id = attempt.call_id or new_call_id(self._calls)
                 self._calls += 1
                 arguments = json.dumps(attempt.arguments, ensure_ascii=False)
                 calls.append(ReplyCall(id=own_id, name=attempt.name, arguments=arguments))

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent_loop.turns.call_formats import CallFormat, CallMistake
+from agent_loop.turns.call_formats.message import new_call_id
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.observation_style import RenderedResults, fit
 from agent_loop.turns.tags import Action, ActionKind, Tags, first_end, held_answer
@@ -23,7 +24,7 @@ _PROMPT_END = 8
 """Tokens of the prompt's end that may open a thought."""
 
 THOUGHTS = (
-    *(("<think>", "</think>"), ("<seed:think>", "</seed:think>")),
+    *(("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")),
     *(("<|channel>thought", "<channel|>"), ("<|channel|>analysis<|message|>", "<|end|>")),
 )
 """Beginning and end of a thought in the formats."""
@@ -97,10 +98,10 @@ class NativeDialogue:
         for number, call in enumerate(message.calls):
             name = call.name or "unknown"
             call_id = (None if isinstance(call, CallMistake) else call.call_id) or (
-                f"call_{self._count + number}"
+                new_call_id(self._count + number)
             )
             self._called.append(
-                CallId(plain_word(name, "unknown"), plain_word(call_id, f"call_{number}"))
+                CallId(plain_word(name, "unknown"), plain_word(call_id, new_call_id(number)))
             )
             if isinstance(call, CallMistake):
                 problem, is_open = call.problem, call.is_open

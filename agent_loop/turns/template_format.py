@@ -3,6 +3,8 @@
 from typing import Any
 
 from agent_loop.turns.call_formats import FORMATS, ParsedCall
+from agent_loop.turns.call_formats.llama3 import LLAMA3
+from agent_loop.turns.call_formats.message import new_call_id
 from agent_loop.turns.tool_messages import CannotContinue, Message, Render
 
 _NAME = "probe_tool"
@@ -14,14 +16,24 @@ _SCHEMA = {
 
 
 def formats_of(render: Render) -> list[str]:
-    """verl's names of the formats that read a call as the template writes it; one if it is clear.
+    """Names of the formats that read a call as the template writes it; one if it is clear.
 
     Raises:
         CannotContinue: the template refuses messages with calls.
     """
+    try:
+        written = _written(render, f"functions.{_NAME}:0")  # Kimi's template writes no other name
+    except CannotContinue:
+        written = _written(render, new_call_id(0))
+    found = [name for name in FORMATS if _reads(name, written)]
+    # Llama 3's JSON without markers is also what others, as Hermes, write between theirs.
+    return [name for name in found if name != LLAMA3.name] or found
+
+
+def _written(render: Render, call_id: str) -> str:
     user: Message = {"role": "user", "content": "u"}
     function = {"name": _NAME, "arguments": _ARGUMENTS}
-    call = {"id": "functions.probe_tool:0", "type": "function", "function": function}
+    call = {"id": call_id, "type": "function", "function": function}
     said: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
         before, whole = render([user], True), render([user, said], False)
@@ -29,8 +41,7 @@ def formats_of(render: Render) -> list[str]:
         raise CannotContinue(" ".join(str(error).split())) from error
     if not whole.startswith(before):  # the beginning of a message may have a thought in it
         before = render([user], False)
-    written = whole[len(before) :]
-    return [name for name in FORMATS if _reads(name, written)]
+    return whole[len(before) :]
 
 
 def _reads(name: str, written: str) -> bool:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from agent_loop.turns.call_formats.message import new_call_id
+
 Message = Mapping[str, Any]
 Render = Callable[[list[Message], bool], str]
 """(messages, add_generation_prompt) -> text; the template is a program and may raise anything."""
@@ -118,7 +120,8 @@ class ToolMessages:
         """
         for count in (1, 2) if several else (1,):
             turns = [
-                [CallId("probe", f"call_{turn}{at}") for at in range(count)] for turn in (0, 1, 2)
+                [CallId("probe", new_call_id(2 * turn + at)) for at in range(count)]
+                for turn in (0, 1, 2)
             ]
             for thinks in (False, True):
                 self.glue(turns[0], thinks=thinks)
@@ -182,20 +185,21 @@ class ToolMessages:
         return None
 
     def _asks(self, calls: Sequence[CallId], content: str) -> dict[str, Any]:
-        """An assistant's message with these calls, if any, each with the probe as argument."""
-        said: dict[str, Any] = {"role": "assistant", "content": content}
-        if not calls:
-            return said
-        return said | {
-            "tool_calls": [
-                {
-                    "id": call.call_id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": self._arguments},
-                }
-                for call in calls
-            ]
-        }
+        """An assistant's message with these calls, if any, each with the probe as argument.
+
+        Llama 3's templates take one call in a message, and any number of results after it.
+        """
+        shown = calls if len(calls) < 2 or self._takes_several else calls[:1]
+        return _message(shown, content, self._arguments if shown else None)
+
+    @cached_property
+    def _takes_several(self) -> bool:
+        calls = [CallId("probe", new_call_id(number)) for number in (0, 1)]
+        try:
+            self._render([_USER, _message(calls, "", self._arguments)], False)
+        except Exception:  # a template is a program and may raise anything
+            return False
+        return True
 
     @property
     def takes_text_arguments(self) -> bool:
@@ -207,12 +211,9 @@ class ToolMessages:
         """A call's arguments in the form that the template takes: an object, or a JSON text."""
         given = {"probe": _ARGUMENT}
         for arguments in (given, json.dumps(given)):
-            called = {"name": "probe", "arguments": arguments}
-            call = {"id": "call_0", "type": "function", "function": called}
+            asked = _message([CallId("probe", new_call_id(0))], "", arguments)
             try:
-                text = self._render(
-                    [_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], False
-                )
+                text = self._render([_USER, asked], False)
             except Exception:  # the other form may be the right one
                 continue
             if _ARGUMENT in text:
@@ -234,6 +235,20 @@ def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 _USER: Message = {"role": "user", "content": "u"}
+
+
+def _message(calls: Sequence[CallId], content: str, arguments: Any) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        said["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments},
+            }
+            for call in calls
+        ]
+    return said
 
 
 def _result(call: CallId, text: str) -> Message:

@@ -137,8 +137,9 @@ def _break(rng: random.Random, writer: Writer, text: str, at: int) -> tuple[str,
         last = text.find(writer.innermost_end, at)
         return how, f"{text[:last]} and so on {text[last:]}"
     if how == "value":
+        comma = "[77,,]" if writer.takes_python else "[77,]"
         old, new = rng.choice(
-            [("[77]", "[77"), ("[77]", "[77,]"), ("4242", "4242x"), ("4242", "NaN"), ("4242", "")]
+            [("[77]", "[77"), ("[77]", comma), ("4242", "4242x"), ("4242", "NaN"), ("4242", "")]
         )
         return f"{old} is {new}", text.replace(old, new)
     marker = rng.choice(writer.before + writer.after)

@@ -1,4 +1,4 @@
-"""Chat templates of the nine formats of tool calls, as functions: messages -> text.
+"""Chat templates of the formats of tool calls, as functions: messages -> text.
 
 Their headers, ends and the place of a tool's result are those of the models' own templates.
 """
@@ -41,6 +41,9 @@ class ChatTemplate:
     continues: bool = False
     """Whether results are in the assistant's own message, which goes on after them."""
 
+    takes_one_call: bool = False
+    """Whether an assistant's message with several calls is refused."""
+
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         text, role = "", ""
         for role, group in groupby(messages, key=lambda message: message["role"]):
@@ -65,6 +68,8 @@ class ChatTemplate:
             (call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls", ())
         ]
+        if self.takes_one_call and len(asked) > 1:
+            raise ValueError("This model only supports single tool-calls at once!")
         writer = WRITERS[self.format_name]
         body = (
             writer.content[0] + message["content"] + writer.content[1]
@@ -126,6 +131,19 @@ class ThinkingTemplate(ChatTemplate):
                 each = {**each, "content": f"<think>\n{thought}\n</think>\n\n{each['content']}"}
             shown.append(each)
         return super().render(shown, add_generation_prompt)
+
+
+def _of_llama(results: Sequence[Message]) -> str:
+    header = "<|start_header_id|>ipython<|end_header_id|>\n\n"
+    return "".join(
+        f"{header}{json.dumps(r['content'], ensure_ascii=False)}<|eot_id|>" for r in results
+    )
+
+
+def _of_mistral(results: Sequence[Message]) -> str:
+    if any(len(r["tool_call_id"]) != 9 for r in results):
+        raise ValueError("Tool call IDs should be alphanumeric strings with length 9!")
+    return _each("[TOOL_RESULTS]{id}[TOOL_CONTENT]{}[/TOOL_RESULTS]")(results)
 
 
 _CHATML: dict[str, Any] = {
@@ -209,6 +227,31 @@ TEMPLATES = {
             control=('<|"|>', "<|tool_call>", "<tool_call|>", "<|turn>", "<turn|>"),
             continues=True,
         ),
+        ChatTemplate(
+            format_name="llama3_json",
+            user="<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
+            header="<|start_header_id|>assistant<|end_header_id|>\n\n",
+            end="<|eot_id|>",
+            results=_of_llama,
+            control=("<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|eot_id|>"),
+            takes_one_call=True,
+        ),
+        ChatTemplate(
+            format_name="mistral",
+            user="[INST]{}[/INST]",
+            header="",
+            end="</s>",
+            results=_of_mistral,
+            control=("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_RESULTS]", "</s>"),
+        ),
+        ChatTemplate(
+            format_name="lfm2",
+            user=_CHATML["user"],
+            header=_CHATML["header"],
+            end=_CHATML["end"],
+            results=_each("<|im_start|>tool\n{}<|im_end|>\n"),
+            control=("<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|im_end|>"),
+        ),
     )
 }
-"""verl's name of a format -> its template."""
+"""Name of a format in `multi_turn.format` -> its template."""

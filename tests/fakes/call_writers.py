@@ -115,6 +115,30 @@ def _gpt_oss(calls: Sequence[Call]) -> str:
     )
 
 
+def _llama3(calls: Sequence[Call]) -> str:
+    return "; ".join(_json({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+
+def _mistral(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
+
+
+def lfm_value(value: Any) -> str:
+    if isinstance(value, str):
+        for plain, written in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")):
+            value = value.replace(plain, written)
+        return f"'{value}'"
+    return _json(value) if isinstance(value, (dict, list)) else str(value)
+
+
+def _lfm2(calls: Sequence[Call]) -> str:
+    written = (
+        f"{name}({', '.join(f'{key}={lfm_value(value)}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    )
+    return f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|>"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Writer:
     """How messages of one format are written."""
@@ -145,6 +169,9 @@ class Writer:
 
     has_plain_keys: bool = False
     """Whether a key must be one word, at all depths."""
+
+    takes_python: bool = False
+    """Whether a value may be written as Python does."""
 
     content: tuple[str, str] = ("", "")
     """What stands before and after the words of a message."""
@@ -236,5 +263,29 @@ WRITERS = {
         has_plain_keys=True,
         may_lack_end=True,
     ),
+    "llama3_json": Writer(
+        calls=_llama3,
+        before=(),
+        after=("}",),
+        innermost_end="}",
+        content=("", "\n"),
+        end="<|eot_id|>",
+    ),
+    "mistral": Writer(
+        calls=_mistral,
+        before=("[TOOL_CALLS]",),
+        after=("{", "}"),
+        innermost_end="}",
+        thought=("[THINK]", "[/THINK]"),
+        end="</s>",
+    ),
+    "lfm2": Writer(
+        calls=_lfm2,
+        before=("<|tool_call_start|>",),
+        after=("=", ")"),
+        innermost_end=")",
+        forbidden=("<|tool_call_end|>",),
+        takes_python=True,
+    ),
 }
-"""verl's name of a format -> its writer."""
+"""Name of a format in `multi_turn.format` -> its writer."""

@@ -86,6 +86,20 @@ _CALLS = {
 {%- for name, value in call.function.arguments.items() %}
 {{- '<parameter=' + name + '>\n' }}{{ value }}{{ '\n</parameter>\n' }}
 {%- endfor %}{{ '</function>\n</tool_call>' }}""",
+    "llama3_json": """{%- if message.tool_calls | length > 1 %}
+{{- raise_exception('only single tool-calls at once') }}{% endif %}
+{{- '{"name": "' + call.function.name + '", "parameters": ' }}
+{{- call.function.arguments | tojson }}{{ '}' }}""",
+    "mistral": """{%- if call.id | length != 9 %}
+{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}
+{{- '[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' }}
+{{- call.function.arguments | tojson }}""",
+    "mistral list": """{{ '[TOOL_CALLS] [' if loop.first else ', ' }}
+{{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' }}{{ ']' if loop.last }}""",
+    "lfm2": """{{ '<|tool_call_start|>[' if loop.first else ', ' }}{{ call.function.name + '(' }}
+{%- for name, value in call.function.arguments.items() %}{{ ', ' if not loop.first }}
+{{- name + '=' }}{{ "'" + value + "'" if value is string else value }}
+{%- endfor %}{{ ')' }}{{ ']<|tool_call_end|>' if loop.last }}""",
     "unknown": "{{ '[call ' + call.function.name + ' ' + call.function.arguments.text + ']' }}",
 }
 """Format -> how a chat template writes a call."""

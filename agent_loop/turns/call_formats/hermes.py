@@ -7,6 +7,7 @@ the strings of the JSON are text.
 
 from agent_loop.turns.call_formats.json_values import (
     Unreadable,
+    read_call,
     read_json,
     shown,
     skip_space,
@@ -35,16 +36,7 @@ def _read_call(text: str, start: int) -> tuple[ParsedCall, int]:
         value, at = read_json(text, begin)
     except ValueError as error:
         raise Unreadable(f"the call is no JSON: {error}", begin) from None
-    if not isinstance(value, dict):
-        raise Unreadable('the call is no JSON object with "name" and "arguments"', begin)
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        raise Unreadable('the call has no "name" that is a text', begin)
-    if "arguments" not in value and len(value) > 1:
-        raise Unreadable(f'the call of {shown(name)} has no "arguments"', begin, name)
-    arguments = value.get("arguments", {})
-    if not isinstance(arguments, dict):
-        raise Unreadable(f"the arguments of {shown(name)} are no JSON object", begin, name)
+    name, arguments = read_call(value, begin)
     if not text.startswith(_CLOSE, at := skip_space(text, at)):
         raise Unreadable(f"no {_CLOSE} follows the call of {shown(name)}", at, name)
     end = at + len(_CLOSE)

@@ -6,10 +6,14 @@ tool server accepts them.
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall
+
 _SPACE = re.compile(r"[ \t\r\n]*")
+_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class Unreadable(Exception):
@@ -69,6 +73,70 @@ def read_arguments(text: str, at: int, name: str) -> tuple[dict[str, Any], int]:
     if not isinstance(value, dict):
         raise Unreadable(f"the arguments of {shown(name)} are no JSON object", at, name)
     return value, end
+
+
+def read_call(
+    value: Any, at: int, keys: Sequence[str] = ("arguments",)
+) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a call that is a JSON object, as `{"name": ..., "arguments": {...}}`.
+
+    Args:
+        value: the object, which begins at `at`.
+        keys: the arguments are under one of them.
+
+    Raises:
+        Unreadable: it is no call, or has arguments under another key, where they would be lost.
+    """
+    if not isinstance(value, dict):
+        raise Unreadable(f'the call is no JSON object with "name" and "{keys[0]}"', at)
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise Unreadable('the call has no "name" that is a text', at)
+    given = [key for key in keys if key in value]
+    if len(given) > 1:
+        raise Unreadable(f"the call of {shown(name)} has both {' and '.join(given)}", at, name)
+    if not given and value.keys() - {"name", "id", "type"}:
+        raise Unreadable(f'the call of {shown(name)} has no "{keys[0]}"', at, name)
+    arguments = value[given[0]] if given else {}
+    if not isinstance(arguments, dict):
+        raise Unreadable(f"the arguments of {shown(name)} are no JSON object", at, name)
+    return name, arguments
+
+
+def calls_of(
+    values: Sequence[Any], text: str, keys: Sequence[str] = ("arguments",)
+) -> list[Attempt]:
+    """The calls that are JSON objects, written together as `text`."""
+    found: list[Attempt] = []
+    for value in values:
+        try:
+            name, arguments = read_call(value, 0, keys)
+        except Unreadable as error:
+            found.append(CallMistake(problem=error.problem, text=text, name=error.name))
+        else:
+            call_id = sound_id(value.get("id"))
+            found.append(ParsedCall(name=name, arguments=arguments, text=text, call_id=call_id))
+    return found
+
+
+def sound_id(value: Any) -> str | None:
+    """The id that a model gave its call, if it is one that Mistral's templates take."""
+    return value if isinstance(value, str) and _ID.fullmatch(value) else None
+
+
+def read_calls(text: str, at: int) -> tuple[list[Attempt], int]:
+    """The calls of the JSON list that begins at `at`, and the index after it.
+
+    Raises:
+        Unreadable: it is no JSON, or empty.
+    """
+    try:
+        values, end = read_json(text, at)
+    except ValueError as error:
+        raise Unreadable(f"the list of calls is no JSON: {error}", at) from None
+    if not values:
+        raise Unreadable("the list of calls is empty", at)
+    return calls_of(values, text[at:end]), end
 
 
 class _Document(str):

@@ -12,6 +12,11 @@ MOST_CALLS = 256
 for the result of each. The rest of the message is one mistake."""
 
 
+def new_call_id(number: int) -> str:
+    """Id of a call whose format has none: nine letters and digits, as Mistral's templates ask."""
+    return f"call{number:05}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCall:
     """A tool call that could be read. Its tool may not exist and its arguments may not fit."""
@@ -25,7 +30,7 @@ class ParsedCall:
     """The call as the model wrote it, for records."""
 
     call_id: str | None = None
-    """The model's own id of the call, if its format has one: Kimi's `functions.name:0`."""
+    """The model's own id of the call, if its format has one, as Kimi's `functions.name:0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class CallFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """verl's name of the format, as in `multi_turn.format`."""
+        """Name of the format in `multi_turn.format`: verl's, or vLLM's where verl has none."""
         ...
 
     @property

@@ -28,7 +28,8 @@ from agent_loop.turns.call_formats.message import (
 )
 
 ReadCalls = Callable[[str, int, Schemas], tuple[list[Attempt], int]]
-"""(text, index of a marker, schemas) -> the calls there, at least one, and the index after them."""
+"""(text, index of a marker, schemas) -> the calls there, at least one, and the index after them.
+There may be none at an `opening_pattern`: then the index is that after words of the message."""
 
 _LEAST_OF_A_MARKER = 6
 """Characters of a cut marker by which it is recognized, as `<tool_`. A `<` alone is no attempt."""
@@ -42,6 +43,9 @@ class MarkedFormat:
 
     openings: tuple[str, ...]
     """Markers that begin calls."""
+
+    opening_pattern: str = ""
+    """Regular expression of a further beginning, at which `read` may find that there is no call."""
 
     strays: tuple[str, ...]
     """Further markers, which are a mistake outside a call."""
@@ -64,11 +68,11 @@ class MarkedFormat:
 
     @cached_property
     def _markers(self) -> re.Pattern[str]:
-        return one_of(*self.openings, *self.strays, *self.think)
+        return one_of(*self.openings, *self.strays, *self.think, pattern=self.opening_pattern)
 
     @cached_property
     def _opening(self) -> re.Pattern[str]:
-        return one_of(*self.openings)
+        return one_of(*self.openings, pattern=self.opening_pattern)
 
     def parse(self, text: str, schemas: Schemas, *, in_reasoning: bool = False) -> Message:
         text = without_end(text, self.end_texts)
@@ -97,6 +101,8 @@ class MarkedFormat:
             elif match.group() != close:
                 found, at = self.read(text, match.start(), schemas)
                 calls += found
+                if not found:
+                    content.append(text[match.start() : at])
         if not is_open:
             rest = text[at:]
             if cut := self._cut_marker(rest):
@@ -129,7 +135,7 @@ class MarkedFormat:
 
     def _cut_marker(self, text: str) -> str:
         """The beginning of a marker at the end of `text`."""
-        at = text.rfind("<")
+        at = max(text.rfind(marker[0]) for marker in self.openings)
         cut = text[at:] if at >= 0 else ""
         is_marker = any(marker.startswith(cut) for marker in (*self.openings, *self.strays))
         return cut if len(cut) >= _LEAST_OF_A_MARKER and is_marker else ""
@@ -152,8 +158,8 @@ def skip_broken(
     return mistake, end
 
 
-def one_of(*markers: str) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, markers)))
+def one_of(*markers: str, pattern: str = "") -> re.Pattern[str]:
+    return re.compile("|".join(filter(None, (*map(re.escape, markers), pattern))))
 
 
 def without_end(text: str, end_texts: Sequence[str]) -> str:

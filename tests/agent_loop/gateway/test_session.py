@@ -15,6 +15,7 @@ from agent_loop.gateway.session import Policy, Session
 from agent_loop.gateway.template import ChatTemplate
 from agent_loop.gateway.wire import ModelRequest, WireError
 from agent_loop.turns.call_formats import FORMATS
+from agent_loop.turns.call_formats.message import new_call_id
 from agent_loop.turns.tags import stop_token_ids
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated
@@ -103,7 +104,7 @@ def test_an_agent_behind_the_gateway_has_the_tokens_of_the_native_loop(
     for calls in asked:
         calls = calls if name in SEVERAL else calls[:1]
         ids = [
-            f"functions.{tool}:{at}" if name == "kimi" else f"call_{count + at}"
+            f"functions.{tool}:{at}" if name == "kimi" else new_call_id(count + at)
             for at, (tool, _) in enumerate(calls)
         ]
         message = asks(calls, ids)

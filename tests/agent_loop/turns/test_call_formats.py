@@ -25,7 +25,7 @@ def mistakes(message: Message) -> list[CallMistake]:
     return [call for call in message.calls if isinstance(call, CallMistake)]
 
 
-def test_the_formats_are_verls():
+def test_each_format_has_its_name_and_a_writer():
     assert sorted(WRITERS) == NAMES
     assert all(FORMATS[name].name == name for name in NAMES)
 
@@ -58,7 +58,8 @@ def test_the_token_that_ends_a_message_may_be_missing(name):
 def test_a_broken_call_is_a_mistake_and_the_calls_around_it_are_read(name):
     ways = set[str]()
     # Without its opening marker, a block is no block, and words after a call are a part of it.
-    can_lose_others = name in ("kimi", "deepseek_v4", "minimax")
+    # LFM2's calls are one list.
+    can_lose_others = name in ("kimi", "deepseek_v4", "minimax", "lfm2")
     for how, written in islice(broken(name, seed=3), BROKEN_MESSAGES):
         read = FORMATS[name].parse(written.text, written.schemas())
         others = [call for call in written.calls if call[0] != BROKEN]
@@ -108,6 +109,11 @@ PIECES = st.one_of(
             *("{", "}", "[", "]", ",", ":", '"', "\\", '<|"|>', "null", "1e999", "NaN", "9" * 5000),
             *(
                 '{"name": "a", "arguments": ',
+                '{"name": "a", "parameters": ',
+                "[a(b='",
+                "a[ARGS]{",
+                "<|python_tag|>",
+                "; ",
                 "call:a{",
                 "to=functions.a ",
                 'name="a"',
@@ -130,7 +136,8 @@ def test_no_text_raises_and_no_attempt_is_dropped(text, in_reasoning):
         for call in mistakes(read):
             assert call.problem and len(call.problem.splitlines()) == 1
         has_thought = in_reasoning or any(each.strip() in text for each in writer.thought)
-        if writer.before[0] in text and not has_thought and name != "gpt-oss":
+        begins = writer.before and writer.before[0] in text
+        if begins and not has_thought and name != "gpt-oss":
             assert read.calls
         header = text.partition("<|message|>")[0]  # in the words of a message it is no attempt
         if "to=functions.a" in header and not in_reasoning and "analysis" not in text:
@@ -163,7 +170,30 @@ HOSTILE = {
         "<|channel>",
         "<|tool_call> ",
     ],
+    "llama3_json": [
+        *(
+            '{"name":',
+            '; {"name": ',
+            '{"a":\n',
+            '\n{"a":',
+            "[{",
+            "<|python_tag|>",
+            "[ ",
+            "{ ",
+            "\n",
+        ),
+        *('{"name": "', ' {"name":[', "<|python_tag|>{", '{"name": "a", "parameters": {}}; '),
+    ],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]a{", "[TOOL_CALLS]a ", "[THINK]"],
+    "lfm2": [
+        *("<|tool_call_start|>", "<|tool_call_start|>[a(", "<|tool_call_end|>"),
+        *(
+            "<|tool_call_start|>[a(b='<|tool_call_end|>",
+            "<|tool_call_start|>[a(b=[<|tool_call_end|>",
+        ),
+    ],
 }
+HOSTILE_LISTS = ["a(b='", "a(b=[", "a(b=1), ", "-", "'", "\\", "a(b=-", "a(b=(", "a(b=1+", "a(b=''"]
 
 
 @pytest.mark.timeout(60)  # each text is read in less than a second; a quadratic reader needs hours
@@ -171,6 +201,9 @@ HOSTILE = {
 def test_hostile_texts_are_read_in_linear_time(name):
     for piece in (*HOSTILE[name], " ", "<", "\n<tool_call>" + "a" * 1000):
         text = piece * (200_000 // len(piece))
+        FORMATS[name].parse(text, {})
+    for piece in HOSTILE_LISTS if name == "lfm2" else ():
+        text = f"<|tool_call_start|>[a(b={piece * (200_000 // len(piece))}"
         FORMATS[name].parse(text, {})
 
 

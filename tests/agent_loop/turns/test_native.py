@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.training.alarms import drift_problems
 from agent_loop.turns.call_formats import FORMATS
+from agent_loop.turns.call_formats.message import new_call_id
 from agent_loop.turns.codec import HFCodec, codec_of
 from agent_loop.turns.native import NativeDialogue, opens_thought
 from agent_loop.turns.tags import Action, Tags, stop_token_ids
@@ -22,6 +23,7 @@ from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.call_messages import MARKERS
 from tests.fakes.call_templates import QWEN3, TEMPLATES, ChatTemplate
+from tests.fakes.call_writers import WRITERS
 from tests.fakes.engine import ScriptedGenerate, whole_of
 from tests.fakes.real_tokenizers import byte_tokenizer
 
@@ -30,7 +32,7 @@ SCHEMAS = {
     "search": {"type": "object", "properties": {"query": {"type": "string"}}},
     "add": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "number"}}},
 }
-SEVERAL = sorted(TEMPLATES.keys() - {"gpt-oss", "gemma4"})
+SEVERAL = sorted(TEMPLATES.keys() - {"gpt-oss", "gemma4", "llama3_json"})
 """Formats of which one message may have several calls; in the others the engine stops at one."""
 
 USER = {"role": "user", "content": "Who wrote it?"}
@@ -140,7 +142,7 @@ def test_a_trajectory_is_the_conversation_as_the_template_renders_it(
     for calls in asked:
         calls = calls if name in SEVERAL else calls[:1]
         ids = [
-            f"functions.{tool}:{at}" if name == "kimi" else f"call_{count + at}"
+            f"functions.{tool}:{at}" if name == "kimi" else new_call_id(count + at)
             for at, (tool, _) in enumerate(calls)
         ]
         message = asks(calls, ids)
@@ -372,17 +374,14 @@ def test_a_template_that_drops_thoughts_within_a_loop_is_refused():
         messages_of(replace(QWEN3, keeps_thoughts=False)).check()
 
 
-def test_a_template_that_takes_one_call_only_is_refused_if_a_message_may_have_several():
-    def render(messages: Any, add_generation_prompt: bool) -> str:
-        if any(len(message.get("tool_calls", ())) > 1 for message in messages):
-            raise ValueError("only single tool-calls at once")
-        return TEMPLATES["hermes"].render(messages, add_generation_prompt)
-
-    codec = codec_of_template(TEMPLATES["hermes"])
-    messages = ToolMessages(render, codec.encode, codec.end_ids)
-    messages.check(several=False)
-    with pytest.raises(CannotContinue, match="only single tool-calls at once"):
-        messages.check()
+def test_a_template_that_takes_one_call_in_a_message_is_shown_the_first_and_every_result():
+    template = TEMPLATES["llama3_json"]
+    turn = WRITERS["llama3_json"].message([("add", {"a": 1}), ("add", {"a": 2})])
+    rollout, actions = play(template, [turn, "so 2<|eot_id|>"], ["r0", "r1"])
+    assert [dict(action.arguments) for action in actions] == [{"a": 1}, {"a": 2}]
+    header = "<|start_header_id|>ipython<|end_header_id|>\n\n"
+    text = codec_of_template(template).decode(rollout.trajectory.ids)
+    assert f'{turn}{header}"r0"<|eot_id|>{header}"r1"<|eot_id|>{template.header}so 2' in text
 
 
 def test_a_name_that_a_model_makes_up_brings_no_control_token_into_the_glue():

@@ -162,6 +162,12 @@ def test_tools_of_every_kind_are_listed_before_the_start(run_environ: RunEnviron
     [
         (calling_tokenizer("hermes"), "hermes", SCHEMAS, ()),
         (calling_tokenizer("qwen3_coder"), "qwen3_coder", SCHEMAS, ()),
+        (calling_tokenizer("llama3_json"), "llama3_json", SCHEMAS, ()),
+        (calling_tokenizer("mistral"), "mistral", SCHEMAS, ()),
+        (calling_tokenizer("mistral list"), "mistral", SCHEMAS, ()),
+        (calling_tokenizer("lfm2"), "lfm2", SCHEMAS, ()),
+        (calling_tokenizer("llama3_json"), "hermes", SCHEMAS, ("it is that of llama3_json",)),
+        (calling_tokenizer("hermes"), "llama3_json", SCHEMAS, ("it is that of hermes",)),
         (calling_tokenizer("hermes", shows_tools=False), "hermes", [], ()),
         (calling_tokenizer("hermes"), "herms", SCHEMAS, ("'herms': choose one of", "qwen3_coder")),
         (
@@ -210,6 +216,10 @@ def test_a_template_that_refuses_calls_has_no_format():
         ("qwen3_coder", "tool_agent", None, "qwen3_coder", None),
         ("qwen3_coder", "react_agent", None, "hermes", None),
         ("qwen3_coder", None, "hermes", "qwen3_coder", "it is that of qwen3_coder"),
+        ("llama3_json", None, None, "llama3_json", None),
+        ("mistral", None, None, "mistral", None),
+        ("lfm2", None, None, "lfm2", None),
+        ("llama3_json", "tool_agent", None, "hermes", None),
         ("unknown", None, None, None, f"{FORMAT_KEY}=None is not the format of calls"),
         ("unknown", "tool_agent", None, "hermes", None),
         ("unknown", "react_agent", None, "hermes", None),
@@ -234,6 +244,18 @@ def test_the_model_s_template_decides_the_format_of_calls(
     if words is not None:
         assert problems[0].startswith("source='math' with agent='native_agent' makes native")
         assert words in problems[0]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_format_that_verl_s_own_loop_does_not_read_is_refused(
+    config: Config, tmp_path: Path, is_local: bool
+):
+    if is_local:
+        put_model(config, tmp_path / "m", "llama3_json")
+    put(config, f"{MATH}.agent", "tool_agent")
+    put(config, FORMAT_KEY, "llama3_json")
+    (problem,) = model_problems(config)
+    assert problem.startswith(f"{FORMAT_KEY}='llama3_json': verl's tool_agent reads hermes, ")
 
 
 def test_a_template_that_the_run_sets_decides_instead(run_environ: RunEnviron, tmp_path: Path):

@@ -13,7 +13,7 @@ from typing import Any
 from agent_loop.environments.episode import Start
 from agent_loop.prompts import opening_of, prompt_of, with_system_text
 from agent_loop.toolbox.spec import specs_of_tools
-from agent_loop.turns.call_formats import FORMATS
+from agent_loop.turns.call_formats import FORMATS, VERLS_FORMATS
 from agent_loop.turns.react import instructions
 from agent_loop.turns.tags import fill_tags
 from agent_loop.turns.tool_messages import CannotContinue
@@ -64,7 +64,8 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
     """
     path = _model(config)
     if path is None:
-        return [] if MODEL_KEY in unset_keys(config) else [*_unread_format_problems(config)]
+        unread = [] if MODEL_KEY in unset_keys(config) else _unread_format_problems(config)
+        return [*_verls_format_problems(config), *unread]
     if not (path / "config.json").is_file():
         return [
             f"{MODEL_KEY}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"
@@ -76,6 +77,7 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
             f"messages; set MODEL_PATH to an instruction model's folder, or {TEMPLATE_KEY}"
         ]
     refused = [
+        *_verls_format_problems(config),
         *_template_problems(config, tokenizer, prompts),
         *_call_problems(config, tokenizer, prompts),
         *_environment_problems(config, tokenizer, prompts),
@@ -377,6 +379,15 @@ def _environment_problems(
             )
 
 
+def _verls_format_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """A format that verl's own loop does not know."""
+    if (call_format := at(config, FORMAT_KEY)) not in VERLS_FORMATS and uses_verls_calls(config):
+        yield (
+            f"{FORMAT_KEY}={call_format!r}: verl's tool_agent reads {', '.join(VERLS_FORMATS)}; "
+            "set one of them, or the agent to native_agent"
+        )
+
+
 def _unread_format_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Sources with native tool calls whose format is not set, and cannot be read off a template."""
     call_format = at(config, FORMAT_KEY)
@@ -392,7 +403,7 @@ def _unread_format_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def chosen_format(config: Mapping[str, Any]) -> str | None:
-    """verl's name of the format of tool calls of a run that names none: that of the model's chat
+    """Name of the format of tool calls of a run that names none: that of the model's chat
     template; None if it is not clear and a source needs it.
 
     A demo's model that is not made yet writes Hermes' calls, which is also verl's own default.
@@ -408,6 +419,6 @@ def chosen_format(config: Mapping[str, Any]) -> str | None:
     if tokenizer is None:
         return None if needs_it and path is None else DEFAULT_FORMAT
     found = template_formats(tokenizer)
-    if len(found) == 1:
+    if len(found) == 1 and (needs_it or found[0] in VERLS_FORMATS):
         return found[0]
     return None if needs_it else DEFAULT_FORMAT
