@@ -115,7 +115,7 @@ def broken_rule(validator: Any, value: Any, limit_s: float) -> ValidationError |
 
     Raises:
         CheckTooLong: the time is over.
-        RecursionError, OverflowError: the library cannot check the value.
+        RecursionError, OverflowError, ValueError: the library cannot check the value.
     """
     _check.until = time.thread_time() + limit_s
     return best_match(validator.iter_errors(value))

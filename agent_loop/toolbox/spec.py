@@ -127,7 +127,7 @@ class ToolSpec:
             ]
         try:
             error = broken_rule(self._validator, dict(arguments), limit_s)
-        except (RecursionError, OverflowError):
+        except (RecursionError, OverflowError, ValueError):  # NaN, or too long to be written
             return f"{self.name}: an argument is nested too deeply, or a number is too large"
         if error is None:
             return None

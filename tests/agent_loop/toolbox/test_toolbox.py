@@ -424,7 +424,11 @@ def test_arguments_that_the_library_cannot_check_are_the_model_s_mistake():
         assert "nested too deeply" in str(checked.mistake({"x": nested}))
         assert checked.mistake({"x": [[[[]]]]}) is None
     price = spec(properties={"x": {"type": "number", "multipleOf": 0.1}})
-    assert "a number is too large" in str(price.mistake({"x": 10**400}))
+    for number in (10**400, 10**5000, float("nan"), float("inf")):
+        assert "a number is too large" in str(price.mistake({"x": number}))
+    assert "a number is too large" in str(
+        spec(properties={"x": {"enum": []}}).mistake({"x": 10**5000})
+    )
 
 
 def test_arguments_may_be_named_outside_properties():
