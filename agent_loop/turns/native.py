@@ -133,7 +133,7 @@ class NativeDialogue:
         space = left = room - glue.length - len(end)
         limit = most = self._max_length
         while left >= 0:
-            cut = fit(results, self._codec, left, most)
+            cut = await fit(results, self._codec, left, most)
             if cut is None:
                 return None
             inner = [

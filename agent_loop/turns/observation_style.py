@@ -7,6 +7,7 @@ No verl, no torch: the chat template is given as a function.
 Jin et al. 2025). `chat`: a message of the role `tool`, through verl's continuous-token builder.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,10 @@ BROKEN = "\ufffd"  # bytes that are not a whole character decode to this
 
 LONG_TOKEN = 16
 """A huge result is first cut as text, to so many characters for each token of room."""
+
+LONG_TEXT = 20_000
+"""Characters of results above which a thread makes their tokens. A tokenizer takes 1 to 2 us for
+each, and the event loop must go on after 50 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +111,26 @@ class InlineStyle:
         left = room - around * len(results)
         if left < 0:
             return None
-        inner = fit(results, self._codec, left, self._max_length)
+        inner = await fit(results, self._codec, left, self._max_length)
         if inner is None:
             return None
         token_ids = [t for own in inner for t in (*self._opening, *own, *self._closing)]
         return RenderedResults(token_ids=token_ids, text=self._codec.decode(token_ids))
 
 
-def fit(
+async def fit(
     results: Sequence[str], codec: TokenCodec, room: int, max_length: int | None
 ) -> list[list[int]] | None:
     """The tokens of several results, cut so that all together are `room` at most; None if nothing
     would be left of one."""
+    if sum(map(len, results)) > LONG_TEXT:
+        return await asyncio.to_thread(_fit, results, codec, room, max_length)
+    return _fit(results, codec, room, max_length)
+
+
+def _fit(
+    results: Sequence[str], codec: TokenCodec, room: int, max_length: int | None
+) -> list[list[int]] | None:
     cap = room if max_length is None else min(room, max_length)
     inner = [cut_middle(text, codec, cap) for text in results]
     if sum(map(len, inner)) > room:
@@ -162,7 +175,7 @@ class ChatStyle:
         glue: int | None = None
         left = room
         while left >= len(self._codec.encode_plain(CUT_MARK)):
-            inner = fit(results, self._codec, left, self._max_length)
+            inner = await fit(results, self._codec, left, self._max_length)
             if inner is None:
                 return None
             texts = [self._codec.decode(own) for own in inner]

@@ -59,7 +59,7 @@ class TextDialogue:
         end = [] if ids[-1] == glue.end_id else [glue.end_id]
         space = left = room - glue.length - len(end)
         while left >= 0:
-            cut = fit(["\n".join(results)], self._codec, left, self._max_length)
+            cut = await fit(["\n".join(results)], self._codec, left, self._max_length)
             if cut is None:
                 return None
             inner, writing = cut[0], glue.writings[0]

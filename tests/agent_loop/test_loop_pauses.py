@@ -16,9 +16,12 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import TrajectoryTools
 from agent_loop.turns.call_formats import FORMATS
+from agent_loop.turns.codec import HFCodec
+from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.turn_loop import Observation
 from tests.agent_loop.turns.test_call_formats import HOSTILE
+from tests.fakes.real_tokenizers import real_tokenizer
 from tool_server.wire.protocol import ToolCall, run_code_call
 from tool_server.wire.responses import decode
 
@@ -123,3 +126,9 @@ async def test_long_passages(count: int, contents: str):
     hits = ",".join([f'{{"document":{{"contents":"{contents}"}}}}'] * count)
     call = ToolCall(tool="retrieve", payload={"queries": ["q"]})
     await assert_no_pause(lambda: done(decode, call, f'{{"result":[[{hits}]]}}'.encode()))
+
+
+async def test_a_tool_s_text_of_a_megabyte():
+    codec = HFCodec(real_tokenizer("pieces"))
+    style = InlineStyle(codec, "[", "]", max_length=2048)
+    await assert_no_pause(lambda: style.show("", ["word " * 200_000], [1], 30_000))
