@@ -42,13 +42,18 @@ INEQUALITY = r"[<>]|\\[lgn]eq?(?![a-z])"
 _SPELLINGS = [
     (re.compile(pattern), spelling)
     for pattern, spelling in [
-        (r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d)", ""),  # within a number: 58,\!500
+        (  # within a number: 58,\!500
+            r"(?<=\d)\s*(?:\{,\}|,?\s*\\[,!])(?:\s|\\[,!])*(?=\d{3}(?!\d))"
+            r"|(?<=\d)\\[,!](?=\d)",
+            "",
+        ),
         (r"^\\\[(.*)\\\]$", r"\1"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"√\s*(\w+)", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -76,7 +81,11 @@ _SPELLINGS = [
             rf"(?=[^,]*(?:{INEQUALITY}))",
             r"\1\\cup ",
         ),
-        (r"\s*\\text\s*\{\s*(?:and|or)\s*\}\s*|\s+(?:and|or)\s+", ", "),
+        (r"\\text\s*\{(\s*,?\s*)\}", r"\1"),
+        (
+            r"(?:,\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\s(?:and|or)\s)\s*|\s*\\(?:lor|vee|&)\s*",
+            ", ",
+        ),
         (r"(?<![\w.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])", r"\1\\times10^{\2}"),
         (r"^\((\w+)\)_", r"\1_"),
         (r"^(\d+)_\{?10\}?$", r"\1"),  # base ten
@@ -117,14 +126,35 @@ _UNIT = re.compile(
 )
 _LETTERS = re.compile(r"(\\text\s*\{\s*)?([A-Za-z][A-Za-z' -]+?)\s*\}?")
 
-_DIGITS = r"(?:\d+\.?\d*|\.\d+)"
+_DIGITS = r"(?:\d+(?:\.\d*)?|\.\d+)"
+_TIMES = r"(?:\\times|\\cdot|\*)"
+_PLAIN = rf"(?:(?:{_DIGITS}{_TIMES})?10\^(?:\{{[+-]?\d{{1,4}}\}}|\d)|{_DIGITS})"
+"""A decimal, or one with a power of ten."""
+
 _NUMBER = re.compile(
-    rf"([+-]?)(?:(?P<decimal>{_DIGITS})"
-    rf"|(?P<p>{_DIGITS})/(?P<q>{_DIGITS})"
-    rf"|\\frac\{{(?P<n>[+-]?{_DIGITS})\}}\{{(?P<d>[+-]?{_DIGITS})\}}"
-    r"|(?P<whole>\d+)\\frac\{(?P<part>\d+)\}\{(?P<of>\d+)\}"
-    rf"|(?P<m>{_DIGITS})(?:\\times|\\cdot|\*)10\^(?:\{{(?P<e>[+-]?\d{{1,4}})\}}|(?P<e1>\d)))"
+    rf"([+-]?)(?:(?P<p>{_PLAIN})(?:/(?P<q>{_PLAIN}))?"
+    rf"|\\frac\{{(?P<n>[+-]?{_PLAIN})\}}\{{(?P<d>[+-]?{_PLAIN})\}}"
+    r"|(?P<whole>\d+)\\frac\{(?P<part>\d+)\}\{(?P<of>\d+)\})"
 )
+_GROUPED = re.compile(r"([+-]?)(?:\((.*)\)|\{(.*)\})")
+
+_OF_NUMBERS = re.compile(r"(?:\\?(?:frac|sqrt|pi|times|cdot|circ|mp|pm)|[\d.\s{}()\[\]+\-*/^ie])+")
+"""What has no names, and no functions but roots."""
+
+_ROOT_OR_DEGREE = r"\^(?:\\circ|\{[^{}]*(?:/|\.|\\frac))"
+_LEFT_TO_DO = [
+    re.compile(pattern)
+    for pattern in (
+        r"[\w)}](?:[+-]|\\[mp][mp])",
+        rf"(?<![\d.\w}}]){_DIGITS}[+-]{_DIGITS}(?![\d.\w\\(^])",
+        rf"(?<![\d.^]){_DIGITS}\)?{_TIMES}\(?-?(?!10\^){_DIGITS}(?![\d.]|{_ROOT_OR_DEGREE})",
+        rf"(?<![\d.^]){_DIGITS}\)?(?:{_TIMES}\(?-?\\frac\{{\d|\(-?{_DIGITS}\))",
+        rf"(?<![\d.])(?!10\^){_DIGITS}(?!{_ROOT_OR_DEGREE})\^",
+    )
+]
+"""Sums; then sums, products and whole powers of plain numbers. `2+\\sqrt{3}` is finished where the
+ground truth has a sum too, `10^{3}` and `2^{1/2}` always."""
+
 _IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
 """A number in a base begins with a digit, because `V_1` is a name."""
 
@@ -214,25 +244,49 @@ def compare(answer: str, target: str) -> Verdict:
 
 
 def exact(text: str) -> Fraction | None:
-    """The exact number of a text: decimal, ratio, mixed number, scientific notation."""
-    if len(text) > 100 or (found := _NUMBER.fullmatch(text)) is None:
+    """The exact number of a text: decimal, ratio, mixed number, power of ten; also in brackets."""
+    is_negative = False
+    while (grouped := _GROUPED.fullmatch(text)) is not None:
+        is_negative ^= grouped[1] == "-"
+        text = grouped[2] or grouped[3] or ""
+    if (found := _NUMBER.fullmatch(text)) is None:
         return None
     part = found.groupdict()
     try:
-        if part["decimal"]:
-            value = Fraction(part["decimal"])
-        elif part["p"]:
-            value = Fraction(part["p"]) / Fraction(part["q"])
-        elif part["n"]:
-            value = Fraction(part["n"]) / Fraction(part["d"])
-        elif part["whole"]:
+        if part["whole"]:
             value = int(part["whole"]) + Fraction(int(part["part"]), int(part["of"]))
         else:
-            exponent = int(part["e"] or part["e1"])
-            value = Fraction(part["m"]) * Fraction(10) ** exponent
+            value = _plain(part["p"] or part["n"]) / _plain(part["q"] or part["d"] or "1")
     except ZeroDivisionError:
         return None
-    return -value if found[1] == "-" else value
+    return -value if is_negative ^ (found[1] == "-") else value
+
+
+def _plain(text: str) -> Fraction:
+    """The value of a decimal, which may have a power of ten."""
+    factor, has_power, exponent = text.partition("10^")
+    if not has_power:
+        return Fraction(text)
+    sign = factor[:1] if factor[:1] in ("+", "-") else ""
+    digits = re.sub(rf"^[+-]|{_TIMES}$", "", factor) or "1"
+    return Fraction(sign + digits) * Fraction(10) ** int(exponent.strip("{}"))
+
+
+def is_unfinished(answer: str, target: str) -> bool:
+    r"""Whether an answer leaves something to do that the target, a number, does not.
+
+    Where the target is a plain number, the answer has to be one: `53*60`, `6!` and `\sqrt{144}` are
+    none. Where it is made of numbers, roots, pi, e and i, the answer has to be so too, without a
+    sum, product or power of plain numbers that the target has not.
+    """
+    answer, target = _tight(answer), _tight(target)
+    if exact(target) is not None:
+        return exact(answer) is None
+    if _OF_NUMBERS.fullmatch(target) is None:
+        return False
+    return _OF_NUMBERS.fullmatch(answer) is None or any(
+        kind.search(answer) and not kind.search(target) for kind in _LEFT_TO_DO
+    )
 
 
 def is_endless(text: str) -> bool:
@@ -266,7 +320,7 @@ def _unit(word: str) -> str:
     return next((_UNITS[stem] for stem in stems if stem in _UNITS), word.removesuffix("s"))
 
 
-def _compare(ours: str, theirs: str) -> Verdict:
+def _compare(ours: str, theirs: str, *, may_be_unfinished: bool = False) -> Verdict:
     ours, theirs = " ".join(ours.split()), " ".join(theirs.split())
     our_tight, their_tight = _tight(ours), _tight(theirs)
     if not our_tight or our_tight == their_tight:
@@ -283,12 +337,17 @@ def _compare(ours: str, theirs: str) -> Verdict:
     (kind, x), (other, y) = _items(ours), _items(theirs)
     if kind and other:
         return _compare_items(kind, x, other, y)
+    bare = ours if kind else x[0], theirs if other else y[0]
+    if bare != (ours, theirs):  # a set of one item
+        return _compare(*bare, may_be_unfinished=may_be_unfinished)
     if (equal := _compare_equations(ours, theirs)) is not None:
         return equal
     if (kind or other)[:1] in ("=", "{", ",") and not re.search(r"\\(?:cup|mp)", ours + theirs):
         return False  # several values are no single value
     if (equal := _compare_ratios(ours, theirs)) is not None:
         return equal
+    if is_unfinished(ours, theirs) and not may_be_unfinished:
+        return False
     return _ask(ours, theirs)
 
 
@@ -311,12 +370,15 @@ def _compare_items(kind: str, ours: Sequence[str], other: str, theirs: Sequence[
 def _compare_equations(ours: str, theirs: str) -> Verdict | None:
     """Compare the values of a name. None for two equations of different names, or no equation."""
     (name, x), (their_name, y) = _equation(ours), _equation(theirs)
-    if name == their_name and name not in ("", "="):
-        return _all_equal([a for a in x for _ in y], y * len(x))
-    if bool(name) == bool(their_name):
+    has_same_name = name == their_name and name not in ("", "=")
+    if not has_same_name and bool(name) == bool(their_name):
         return None
     says_something = all(len(set(map(_tight, sides))) == len(sides) for sides in (x, y))
-    return says_something and _all_equal(x * len(y), y * len(x))  # 1=1 says nothing
+    pairs = [(a, b) for a in x for b in y]
+    ends = any(not is_unfinished(a, b) for a, b in pairs)  # x=2+3=5 does
+    if not ends or not (has_same_name or says_something):  # 1=1 says nothing
+        return False
+    return _all_equal(*zip(*pairs, strict=True), may_be_unfinished=True)
 
 
 def _compare_words(ours: str, theirs: str) -> bool | None:
@@ -360,13 +422,15 @@ def _compare_percent(ours: str, theirs: str) -> Verdict:
     return a / 100 == b if y == theirs else a == b / 100
 
 
-def _all_equal(ours: Sequence[str], theirs: Sequence[str]) -> Verdict:
+def _all_equal(
+    ours: Sequence[str], theirs: Sequence[str], *, may_be_unfinished: bool = False
+) -> Verdict:
     """Compare items in order."""
     if len(ours) != len(theirs):
         return False
     undecided: Expressions = []
     for a, b in zip(ours, theirs, strict=True):
-        found = _compare(a, b)
+        found = _compare(a, b, may_be_unfinished=may_be_unfinished)
         if found is False:
             return False
         undecided += [] if found is True else found

@@ -56,6 +56,10 @@ def _match(rows: Matching) -> bool:
     return True
 
 
+_PLACES = 2000
+"""Digits of numbers that are not rational."""
+
+
 @lru_cache(4096)
 def _is_equal(target: str, answer: str) -> bool:
     """Whether two expressions are equal; an error of math-verify counts as not equal."""
@@ -65,16 +69,22 @@ def _is_equal(target: str, answer: str) -> bool:
 
     is_real = not any(map(should_treat_as_complex, (answer, target)))
     ours, theirs = _parsed(answer, is_real), _parsed(target, is_real)
-    if ours is None or theirs is None or _differ_at_a_point(ours, theirs):
+    if ours is None or theirs is None:
         return False
-    if _expand_to_the_same(ours, theirs):
-        return True
+    if (equal := _same_value(ours, theirs)) is not None:
+        return equal
     pair = [ours, theirs]
     if all(isinstance(each, Eq) for each in pair):
         return _is_same_equation(ours, theirs)  # verify takes equations without solution for equal
     if any(isinstance(each, Symbol) for each in pair):
         return False  # verify does not distinguish X_1 from x_1
-    return verify(theirs, ours, timeout_seconds=None, allow_set_relation_comp=True)
+    return verify(
+        theirs,
+        ours,
+        numeric_precision=_PLACES,  # a smaller difference would count as none
+        timeout_seconds=None,
+        allow_set_relation_comp=True,
+    )
 
 
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
@@ -115,34 +125,37 @@ def _parsed(text: str, is_real: bool) -> Any:
     return found.xreplace({I: Symbol("I", real=is_real), **names})
 
 
-def _differ_at_a_point(ours: Any, theirs: Any) -> bool:
-    """Whether two expressions have clearly different values at some point. This is faster than
-    `simplify`. False decides nothing."""
+def _same_value(ours: Any, theirs: Any) -> bool | None:
+    """Whether two expressions have the same value, if that can be said without `simplify`.
+
+    Rational numbers are compared exactly, and others by `_PLACES` digits, however small they are.
+    Expressions with names differ if their values at some point do.
+    """
     from sympy import Expr, Rational
 
     if not (isinstance(ours, Expr) and isinstance(theirs, Expr)):
-        return False
+        return None
     symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
     point = {symbol: Rational(1361 + 542 * i, 997) for i, symbol in enumerate(symbols)}
     expressions: list[Any] = [ours, theirs]
     try:
         a, b = (complex(each.xreplace(point).evalf(15)) for each in expressions)
-        return abs(a - b) > 1e-3 * max(1.0, abs(a), abs(b))
+        if abs(a - b) > 1e-3 * max(abs(a), abs(b)):  # at once, before what may take long
+            return False
     except Exception:  # a function without a value, one too large: sympy raises anything
-        return False
-
-
-def _expand_to_the_same(ours: Any, theirs: Any) -> bool:
-    """Whether two expressions are equal after multiplying out; ten times as fast as `simplify`."""
-    from sympy import Expr
-
-    expressions: list[Any] = [ours, theirs]
-    if not all(isinstance(each, Expr) for each in expressions):
-        return False
+        pass
     try:
-        return bool((expressions[0] - expressions[1]).expand() == 0)
-    except Exception:  # sympy raises anything
-        return False
+        difference = (expressions[0] - expressions[1]).doit().expand()
+        if difference.is_Rational:
+            return bool(difference == 0)
+        value = difference.xreplace(point).evalf(15, maxn=_PLACES)
+        if not value.is_finite:
+            return None
+        if any(part._prec > 1 for part in value.as_real_imag() if part != 0):  # 1: no digit is sure
+            return False
+        return None if symbols else True
+    except Exception:
+        return None
 
 
 def _is_same_equation(ours: Any, theirs: Any) -> bool:
