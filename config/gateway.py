@@ -7,7 +7,9 @@
 They stand beside `_target_` in an entry of agent loops. Pure.
 """
 
-from collections.abc import Mapping
+import os
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,13 +46,19 @@ class GatewayOptions(Section):
     folder of its own, and its network is one port, the gateway's. host: as it is."""
 
     cwd: str | None = None
-    """Folder of a command; None: the folder in which the run was started."""
+    """Folder of a command; None: an empty one of the session. Then words of the command that name
+    files may be relative to the folder in which the run was started, which the sandbox shows for
+    such a word."""
 
     env: list[Name] = []
     """Names of further environment variables of the worker that a command gets."""
 
     readable: list[str] = []
     """Further folders that a command in the sandbox may read."""
+
+    hidden: list[str] = []
+    """Files and folders that a command in the sandbox never sees, also below a folder that it may
+    read. A start adds the data, the runs and the secrets that it knows of."""
 
     memory_mb: int = Field(default=2048, ge=16)
     """MiB of a command in the sandbox."""
@@ -94,16 +102,57 @@ class GatewayOptions(Section):
         return self.model_dump(exclude=not_of_command)
 
 
-def with_absolute_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
+PRIVATE = ("data", "runs", "logs", ".env")
+"""What no agent in a sandbox sees of the folder in which a run was started."""
+
+
+def with_absolute_paths(entry: Mapping[str, Any], hidden: Iterable[str] = ()) -> dict[str, Any]:
     """The settings of a gateway agent that have paths, with absolute ones, because workers run in
-    another folder."""
+    another folder. What is `hidden` from a command is added to its own."""
     made: dict[str, Any] = {}
     function, command = entry.get("function"), entry.get("command")
     if isinstance(function, str) and ":" in function:
         path, _, name = function.rpartition(":")
         made["function"] = f"{Path(path).expanduser().absolute()}:{name}"
+    readable = _absolute(entry.get("readable"))
     if isinstance(command, str):
-        made["cwd"] = str(Path(str(entry.get("cwd") or ".")).expanduser().absolute())
-    if isinstance(readable := entry.get("readable"), list) and readable:
-        made["readable"] = [str(Path(str(path)).expanduser().absolute()) for path in readable]
+        if entry.get("cwd"):
+            made["cwd"] = _absolute([entry["cwd"]])[0]
+        else:
+            made["command"], folders = _from_start_folder(command)
+            readable += [folder for folder in folders if folder not in readable]
+        private = [*_absolute(entry.get("hidden")), *_absolute(PRIVATE), *hidden]
+        made["hidden"] = list(dict.fromkeys(private))
+    if readable:
+        made["readable"] = readable
     return made
+
+
+def _absolute(paths: Any) -> list[str]:
+    given = paths if isinstance(paths, list | tuple) else []
+    return [str(Path(str(path)).expanduser().absolute()) for path in given]
+
+
+def _from_start_folder(command: str) -> tuple[str, list[str]]:
+    """A command in which words that name files are absolute, and the folders to show for them.
+
+    The start folder is shown whole if a file below it is named, because a script reads what is
+    beside it: modules, prompts, `node_modules`.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # `AgentProgram` says so
+        return command, []
+    folders = list[str]()
+    for number, word in enumerate(words):
+        option, is_option, name = word.partition("=") if word.startswith("-") else ("", "", word)
+        is_named = os.path.exists(name) if "/" in name else number > 0 and os.path.isfile(name)
+        if not is_named:
+            continue
+        path = os.path.abspath(name)
+        words[number] = f"{option}{is_option}{path}"
+        if Path(path).is_relative_to(os.getcwd()):
+            folders.append(os.getcwd())
+        elif not os.path.isabs(name):
+            folders.append(os.path.dirname(path))
+    return shlex.join(words), list(dict.fromkeys(folders))

@@ -5,6 +5,7 @@ See bwrap(1), namespaces(7). `program` starts what is described here; `inside` r
 
 import os
 import sys
+import tempfile
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -92,14 +93,42 @@ def host_start(open_fds: ExitStack, folder: str, cwd: str | None, bwrap: str | N
     )
 
 
+def lies_in(path: str, folder: str) -> bool:
+    """Whether a path is the folder or below it, whatever links lead there."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _masks(shown: Sequence[str], hidden: Sequence[str]) -> list[str]:
+    """Options of bwrap that put something empty over what is hidden of the shown folders."""
+    masked, argv = list[str](), list[str]()
+    for path in sorted({os.path.realpath(each) for each in hidden}):  # a folder before its files
+        if not os.path.exists(path) or any(lies_in(path, folder) for folder in masked):
+            continue
+        masked.append(path)
+        for folder in shown:
+            if path == (there := os.path.realpath(folder)) or not lies_in(path, there):
+                continue
+            at = os.path.join(folder, os.path.relpath(path, there))
+            if os.path.isdir(path):
+                argv += ["--tmpfs", at, "--remount-ro", at]
+            else:
+                argv += ["--ro-bind", os.devnull, at]
+    return argv
+
+
 class AgentSandbox:
     """Sandboxes with the same readable files and limits.
+
+    Args:
+        hidden: files and folders that are empty in it, also where a readable folder has them.
 
     Raises:
         SandboxUnavailable: there is no bwrap, or the kernel refuses what it needs.
     """
 
-    def __init__(self, readable: Sequence[str], memory_mb: int, processes: int) -> None:
+    def __init__(
+        self, readable: Sequence[str], hidden: Sequence[str], memory_mb: int, processes: int
+    ) -> None:
         require_own_counts()
         self._memory_bytes, self._processes = memory_mb << 20, processes
         self._filter = build_filter(processes=True, agent=True)
@@ -111,12 +140,16 @@ class AgentSandbox:
         self._uids = deque(UIDS)
         interpreters = (sys.prefix, sys.base_prefix, interpreter(), INSIDE)
         paths = [path for path in (*_SYSTEM, *interpreters, *readable) if os.path.exists(path)]
+        temporary = tempfile.gettempdir()  # with the folders of other sessions
+        if not any(lies_in(path, temporary) for path in paths):
+            hidden = [*hidden, temporary]
         size = str(FILES_MB << 20)
         self._options = [
             *(program("bwrap"), *_ENDS_TOGETHER),
             *("--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
             *("--size", size, "--perms", "1777", "--tmpfs", "/tmp"),
             *binds(list(dict.fromkeys(paths))),
+            *_masks(paths, hidden),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"),
         ]

@@ -6,6 +6,7 @@ its answer is worth, is decided elsewhere.
 | what | `where="host"` | `where="sandbox"` |
 | --- | --- | --- |
 | can read | all that the worker's user can | the system, the worker's Python, `cwd`, `readable` |
+| cannot read | | what is `hidden`, wherever it lies |
 | can write | all that the worker's user can | /tmp and /dev/shm, in memory, of a bounded size |
 | network | the host's | a loopback of its own, where one port leads to the gateway |
 | user | the worker's; under bwrap without setuid programs | one without capabilities |
@@ -37,12 +38,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path, PurePosixPath
 from socket import socket as Socket
 from typing import Literal
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
-from agent_loop.gateway.isolation import AgentSandbox, Start, host_start
+from agent_loop.gateway.isolation import AgentSandbox, Start, host_start, lies_in
 from agent_loop.gateway.relay import relayed
 from agent_loop.gateway.running import Running
 from tool_server.isolation.errors import SandboxUnavailable
@@ -80,6 +82,7 @@ class AgentProgram:
         env: names of further variables of the worker that the program gets. Besides them it gets
             PATH (the worker's interpreter first), HOME, USER, LANG and the like.
         readable: in a sandbox, further files and folders that it may read.
+        hidden: in a sandbox, files and folders that are empty for it.
         memory_mb: in a sandbox, memory of each process, and of all together.
         processes: in a sandbox, processes and threads at once.
         answer_file: path below the session's folder.
@@ -96,6 +99,7 @@ class AgentProgram:
         cwd: str | None = None,
         env: Sequence[str] = (),
         readable: Sequence[str] = (),
+        hidden: Sequence[str] = (),
         memory_mb: int = 2048,
         processes: int = 128,
         answer_file: str | None = None,
@@ -117,6 +121,7 @@ class AgentProgram:
                 )
         self._where, self._cwd = where, None if cwd is None else os.path.abspath(cwd)
         self._env, self._readable = tuple(env), tuple(map(os.path.abspath, readable))
+        self._hidden = tuple(map(os.path.abspath, hidden))
         self._memory_mb, self._processes = memory_mb, processes
         self._answer_file = answer_file
         self._checking, self._is_checked = threading.Lock(), False
@@ -159,6 +164,13 @@ class AgentProgram:
                 "where=sandbox: `cwd` or `readable` is /, so the program would read the secrets of "
                 "the host; name the folders that it needs"
             )
+        for path, folder in product(visible, self._hidden):
+            if lies_in(path, folder):
+                raise ValueError(
+                    f"where=sandbox: `cwd` or `readable` is {path}, which lies in {folder}: agents "
+                    "do not see the run's data, records and secrets, because the model could read "
+                    "answers there; move what the program needs to another folder"
+                )
         # The program of a worker that is root has another user.
         for path in visible if os.geteuid() == 0 else ():
             needed = stat.S_IROTH | (stat.S_IXOTH if os.path.isdir(path) else 0)
@@ -169,7 +181,8 @@ class AgentProgram:
                 )
         try:
             if self._sandbox is None:
-                self._sandbox = AgentSandbox(visible, self._memory_mb, self._processes)
+                limits = (self._memory_mb, self._processes)
+                self._sandbox = AgentSandbox(visible, self._hidden, *limits)
             reason = self._trial("/bin/sh", "-c", ":")
         except SandboxUnavailable as error:
             reason = str(error)

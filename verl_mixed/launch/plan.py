@@ -33,6 +33,7 @@ from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems, shared_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings, verls_problems
 from verl_mixed.launch.generated import is_made, still_to_make, use_generated_data
+from verl_mixed.launch.hidden import hidden_paths
 from verl_mixed.launch.steps import settle_steps
 from verl_mixed.prepare.generated_rows import rows_folder
 from verl_mixed.prepare.source_files import PREPARED, add_files_of_sources
@@ -276,10 +277,11 @@ def plan_of(
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
     _make_paths_absolute(config)
+    before = folder.config.exists() and folder.has_trained() and load_config(folder.config)
+    _give_agents_their_folders(config, before or {})
     address = _cluster_to_join(config)
     generated = use_generated_data(config)
     corpus = corpus_beside(config, generated)  # before raw files are replaced by prepared ones
-    before = folder.config.exists() and folder.has_trained() and load_config(folder.config)
     add_files_of_sources(config, prepared, before or None)
     has_rows = generated is None or is_made(generated)
     epochs = settle_steps(config, overrides, changed, has_rows=has_rows)
@@ -365,10 +367,6 @@ def _make_paths_absolute(config: DictConfig) -> None:
         OmegaConf.update(config, key, os.path.abspath(str(path)))
     if isinstance(path := config.trainer.resume_from_path, str):
         config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
-    plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    for name, entry in (agent_loops(plain)[0] or {}).items():
-        if loop_of(entry) == GATEWAY_LOOP and (made := with_absolute_paths(entry)):
-            OmegaConf.update(config, f"{BLOCKS[-1]}.{name}", made, merge=True, force_add=True)
     for source in config.mixed.sources.values():
         reward = source.get("reward") if isinstance(source, DictConfig) else None
         if isinstance(reward, str) and (parts := split_path(reward)):
@@ -384,6 +382,22 @@ def _make_paths_absolute(config: DictConfig) -> None:
         rubric = OmegaConf.select(source, "reward_options.rubric") if reward == "judge" else None
         if isinstance(rubric, str) and is_rubric_file(rubric):
             source.reward_options.rubric = str(Path(rubric).expanduser().absolute())
+
+
+def _give_agents_their_folders(config: DictConfig, before: Mapping[str, Any]) -> None:
+    """Make the paths of agents behind the gateway absolute, and name what is hidden from them.
+
+    A run of 1.1.0 began with its start folder as their `cwd`, and keeps it: `before` is its config.
+    """
+    plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    for name, entry in (agent_loops(plain)[0] or {}).items():
+        if loop_of(entry) != GATEWAY_LOOP:
+            continue
+        begun = at(before, f"{BLOCKS[-1]}.{name}", {})
+        if begun.get("cwd") and "hidden" not in begun:
+            entry = {**entry, "cwd": entry.get("cwd") or begun["cwd"]}
+        if made := with_absolute_paths(entry, hidden_paths(config)):
+            OmegaConf.update(config, f"{BLOCKS[-1]}.{name}", made, merge=True, force_add=True)
 
 
 def _cluster_to_join(config: DictConfig) -> str | None:

@@ -42,6 +42,7 @@ HARMLESS = (
     r"data\.dataloader_num_workers",
     r"transfer_queue\..*\.total_storage_size",
     r".*micro_batch_size_per_gpu",
+    r"agent_loops\.[^.]+\.hidden",
 )
 """Keys that may change when a run is resumed: they change how it runs, not what it learns."""
 

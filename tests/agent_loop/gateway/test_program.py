@@ -20,6 +20,7 @@ from aiohttp import web
 from agent_loop.gateway.program import AgentProgram, ProgramEnd
 from agent_loop.gateway.relay import MAX_CONNECTIONS
 from agent_loop.gateway.running import STDERR_BYTES, STDOUT_BYTES
+from config.gateway import with_absolute_paths
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.sandbox.bubblewrap import BubblewrapSandbox
 
@@ -332,6 +333,30 @@ async def test_two_hundred_sessions_start_at_once(where: Any):
 
 # --- the sandbox ---------------------------------------------------------------------------------
 
+LOOKS = """
+    import os, sys
+    from beside import seen
+    assert sys.argv[1:] == ["agents"]
+    found, public = [], ""
+    roots = ["/", *(f"/proc/{pid}/{name}" for pid in os.listdir("/proc") if pid.isdigit()
+                    for name in ("cwd", "root/tmp"))]
+    for root in roots:
+        for folder, folders, files in os.walk(root, followlinks=root != "/"):
+            if folder == "/":
+                python = {path.split("/")[1] for path in (sys.prefix, sys.base_prefix)}
+                folders[:] = set(folders) - {"proc", "sys", "usr", "dev"} - python
+            for name in files:
+                path = os.path.join(folder, name)
+                try:
+                    text = open(path, "rb").read()
+                except OSError:
+                    continue
+                public = public or (name == "public.txt" and text.decode())
+                if text == b"the answer":
+                    found.append(path)
+    print(seen, public, found)
+"""
+
 ESCAPES = """
     import ctypes, glob, json, os, signal, socket
     plan = json.load(open(os.environ["MIXED_ROW_FILE"]))
@@ -373,6 +398,26 @@ ESCAPES = """
         attempt(f"descriptor {fd}", lambda: os.fstat(fd))
     print(json.dumps(reached))
 """
+
+
+def project_with_answers(folder: Path) -> Path:
+    """A folder to start in, with an agent; answers are there and in `other`, beside it."""
+    project, other = folder / "project", folder / "other"
+    folder.chmod(0o755)
+    for file in (
+        *("project/data/raw.jsonl", "project/data/prepared/rows.jsonl", "project/.env"),
+        *("project/runs/mine/trajectories/1.jsonl", "project/agents/rows.jsonl"),
+        *("project/store/linked.jsonl", "other/train.jsonl", "other/temporary/session"),
+    ):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("the answer")
+    (project / "linked.jsonl").symlink_to("store/linked.jsonl")
+    (project / "away").symlink_to(other)
+    (folder / "alias").symlink_to(other)
+    (project / "agents" / "beside.py").write_text("seen = 'beside'")
+    (project / "agents" / "agent.py").write_text(textwrap.dedent(LOOKS))
+    (other / "public.txt").write_text("public")
+    return project
 
 
 @pytest.mark.sandbox
@@ -531,6 +576,21 @@ class TestSandbox:
         end = await end_of(make("sandbox", code, memory_mb=512, processes=32))
         assert (end.answer, end.exit_code) == (answer, 0), end.stderr
 
+    async def test_answers_records_and_secrets_are_hidden_wherever_they_lie(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        project = project_with_answers(tmp_path)
+        monkeypatch.chdir(project)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "other" / "temporary"))
+        for cwd in (None, ".", "agents"):
+            script = "agent.py" if cwd == "agents" else "agents/agent.py"
+            entry = {"command": f"python {script} agents", "readable": [str(tmp_path / "alias")]}
+            entry |= {} if cwd is None else {"cwd": cwd}
+            named = ("agents/rows.jsonl", "linked.jsonl", "away/train.jsonl", "not/made/yet")
+            made = with_absolute_paths(entry, [str(project / path) for path in named])
+            end = await end_of(AgentProgram(**{**entry, **made}, where="sandbox"), row=b"{}")
+            assert (end.answer, end.stderr) == ("beside public []", "")
+
     async def test_memory_of_all_processes_together_is_limited(
         self, make: Callable[..., AgentProgram]
     ):
@@ -561,6 +621,13 @@ class TestSandbox:
         ({"command": "sh", "answer_file": "../x"}, r"answer_file='../x'.*MIXED_SESSION_DIR"),
         ({"command": "sh", "answer_file": "/x"}, r"answer_file='/x'"),
         ({"command": "sh", "cwd": "/", "where": "sandbox"}, "secrets of the host"),
+        *(
+            (
+                {"command": "sh", "where": "sandbox", "hidden": ["/usr/share"], **shown},
+                "/usr/share.*, which lies in /usr/share: .*could read answers",
+            )
+            for shown in ({"cwd": "/usr/share"}, {"readable": ["/usr/share/doc/.."]})
+        ),
     ],
 )
 def test_check_names_what_is_wrong(settings: dict[str, Any], message: str):
