@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall
+from agent_loop.turns.call_formats.message import (
+    MOST_CALLS,
+    Attempt,
+    CallMistake,
+    ParsedCall,
+    too_many,
+)
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -108,7 +114,7 @@ def calls_of(
 ) -> list[Attempt]:
     """The calls that are JSON objects, written together as `text`."""
     found: list[Attempt] = []
-    for value in values:
+    for value in values[:MOST_CALLS]:
         try:
             name, arguments = read_call(value, 0, keys)
         except Unreadable as error:
@@ -116,6 +122,8 @@ def calls_of(
         else:
             call_id = sound_id(value.get("id"))
             found.append(ParsedCall(name=name, arguments=arguments, text=text, call_id=call_id))
+    if len(values) > MOST_CALLS:
+        found.append(too_many(text))
     return found
 
 

@@ -19,7 +19,14 @@ from agent_loop.turns.call_formats.json_values import (
     shown,
     skip_space,
 )
-from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall, Schemas
+from agent_loop.turns.call_formats.message import (
+    MOST_CALLS,
+    Attempt,
+    CallMistake,
+    ParsedCall,
+    Schemas,
+    too_many,
+)
 from agent_loop.turns.call_formats.scanning import MarkedFormat
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -59,7 +66,7 @@ def _read(text: str, start: int, _: Schemas) -> tuple[list[Attempt], int]:
 
 def _read_list(block: str, at: int, found: list[Attempt]) -> int:
     """Adds the calls of the list that begins before `at`, and returns the index after the list."""
-    while True:
+    while len(found) < MOST_CALLS:
         call, at = _read_call(block, skip_space(block, at))
         found.append(call)
         at = skip_space(block, at)
@@ -68,6 +75,8 @@ def _read_list(block: str, at: int, found: list[Attempt]) -> int:
         if not block.startswith(",", at):
             raise Unreadable(f"no ',' or ']' follows the call of {shown(call.name)}", at)
         at += 1
+    found.append(too_many(block[at:]))
+    return len(block)
 
 
 def _read_call(block: str, start: int) -> tuple[ParsedCall, int]:

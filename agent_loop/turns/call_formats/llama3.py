@@ -20,7 +20,7 @@ from agent_loop.turns.call_formats.json_values import (
     shown,
     skip_space,
 )
-from agent_loop.turns.call_formats.message import Attempt, Schemas
+from agent_loop.turns.call_formats.message import MOST_CALLS, Attempt, Schemas
 from agent_loop.turns.call_formats.scanning import MarkedFormat, skip_broken
 
 _TAG = "<|python_tag|>"
@@ -35,7 +35,7 @@ def _read(text: str, start: int, schemas: Schemas) -> tuple[list[Attempt], int]:
     is_tagged = text.startswith(_TAG, start)
     at = skip_space(text, start + len(_TAG) if is_tagged else start)
     found: list[Attempt] = []
-    while text.startswith(("{", "["), at):
+    while text.startswith(("{", "["), at) and len(found) < MOST_CALLS:
         try:
             value, end = read_json(text, at)
         except ValueError as error:
