@@ -128,6 +128,17 @@ async def test_long_passages(count: int, contents: str):
     await assert_no_pause(lambda: done(decode, call, f'{{"result":[[{hits}]]}}'.encode()))
 
 
+async def test_passages_without_end_are_no_answer():
+    hits = ",".join(['{"document":{"contents":"x"}}'] * 60_000)
+    call = ToolCall(tool="retrieve", payload={"queries": ["q"]})
+
+    async def refused() -> None:
+        with pytest.raises(ValueError, match="60000 passages, at most 1000 are read"):
+            decode(call, f'{{"result":[[{hits}]]}}'.encode())
+
+    await assert_no_pause(refused)
+
+
 async def test_a_tool_s_text_of_a_megabyte():
     codec = HFCodec(real_tokenizer("pieces"))
     style = InlineStyle(codec, "[", "]", max_length=2048)

@@ -25,6 +25,9 @@ Decoding an answer of this size takes at most about 70 ms, because the event loo
 MAX_OTHER_ANSWER_BYTES = 1 << 20
 """The same for other tools."""
 
+MOST_PASSAGES = 1000
+"""Passages of a query, for the same reason: 60,000 empty ones take 130 ms."""
+
 MAX_FAULT = 2000
 """Characters of a sandbox's message that are kept: the model, logs and records get them."""
 
@@ -102,7 +105,8 @@ class _Calculation(TypedDict, total=False):
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _RUN = msgspec.json.Decoder(_Run)
 _SEARCH = msgspec.json.Decoder(_Search)
-_HITS = msgspec.json.Decoder(list[_Hit])
+_HITS = msgspec.json.Decoder(list[msgspec.Raw])
+_HIT = msgspec.json.Decoder(_Hit)
 _CALCULATION = msgspec.json.Decoder(_Calculation)
 
 
@@ -155,7 +159,10 @@ def _decode(call: ToolCall, raw: bytes) -> dict[str, Any]:
             asked = len(call.payload.get("queries", lists))
             if not lists or len(lists) != asked:
                 raise msgspec.ValidationError(f"{len(lists)} lists of passages, {asked} queries")
-            return {"result": [_HITS.decode(hits) for hits in lists]}
+            found = [_HITS.decode(hits) for hits in lists]
+            if (most := max(map(len, found))) > MOST_PASSAGES:
+                raise msgspec.ValidationError(f"{most} passages, at most {MOST_PASSAGES} are read")
+            return {"result": [[_HIT.decode(hit) for hit in hits] for hits in found]}
         case "calculate":
             answer = _CALCULATION.decode(raw)
             if len(answer) != 1:
