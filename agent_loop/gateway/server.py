@@ -37,6 +37,10 @@ MAX_BODY_BYTES = 8 << 20
 """A history of 100,000 tokens is half a megabyte. Reading a body of this size takes the event loop
 about 50 ms."""
 
+MOST_VALUES = 200_000
+"""Brackets and commas of a body, because 8 MiB of empty lists take the parser, and with it the
+event loop, a second. No context holds a text with so many."""
+
 AT_ONCE = 16
 """Requests of one session that are worked on at the same time."""
 
@@ -266,6 +270,8 @@ async def _body(served: Served, request: web.BaseRequest) -> Any:
     try:
         raw = await request.read()
         served.next_at += len(raw) / BYTES_OF_REQUEST / PER_SECOND
+        if sum(map(raw.count, (b"[", b"{", b","))) > MOST_VALUES:
+            raise WireError("the body has too many values", status=413, code="too_large")
         try:
             body = msgspec.json.decode(raw)
         except msgspec.DecodeError:  # NaN, halves of surrogate pairs: the parser names their place

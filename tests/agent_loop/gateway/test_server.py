@@ -11,7 +11,7 @@ import pytest
 
 from agent_loop.gateway import server
 from agent_loop.gateway.mcp import McpEndpoint
-from agent_loop.gateway.server import Address, Gateway
+from agent_loop.gateway.server import MOST_VALUES, Address, Gateway
 from agent_loop.gateway.session import Session
 from agent_loop.toolbox.own import SPECS
 from agent_loop.turns.turn_loop import Generated, Observation
@@ -188,6 +188,15 @@ async def test_tools_are_called_through_the_toolbox_and_recorded_in_the_last_tur
     assert done["result"]["content"][0]["text"] == 'ran {"expression": "1"}'
     (row,) = session.rollouts()
     assert [(c.action, c.turn, c.status) for c in row.calls] == [("calculate", 1, "ok")]
+
+
+async def test_a_body_whose_values_would_hold_the_event_loop_is_refused(
+    site: Site,
+):
+    address = await site.open(session_of("hermes", []))
+    lists = [[] for _ in range(MOST_VALUES // 2 + 1)]
+    status, said = await site.post(address.openai + "/chat/completions", {"messages": lists})
+    assert status == 413 and "too many values" in said["error"]["message"]
 
 
 async def test_half_a_character_in_a_message_of_mcp_is_a_question_mark(site: Site):
