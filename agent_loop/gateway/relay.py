@@ -7,8 +7,9 @@ session needs no process that listens, and the program cannot reach what passes 
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+from agent_loop.gateway.pace import Pace
 from config.compat import gather_all
 
 CHUNK = 1 << 16
@@ -35,24 +36,31 @@ async def relayed(listener: socket.socket, path: str) -> AsyncIterator[None]:
                 if each is not None:
                     each.close()
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(tasks) >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        task = asyncio.ensure_future(serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    async def accept() -> None:
+        # Not by `asyncio.start_server`, which takes all connections that come, a hundred in a pass.
+        loop, pace = asyncio.get_running_loop(), Pace()
+        while True:
+            await asyncio.sleep(pace.wait_s(loop.time()))
+            with suppress(OSError):  # no descriptor is left, or the program has hung up
+                connection, _ = await loop.sock_accept(listener)
+                if len(tasks) >= MAX_CONNECTIONS:
+                    connection.close()
+                    continue
+                streams = await asyncio.open_connection(sock=connection, limit=CHUNK)
+                task = asyncio.ensure_future(serve(*streams))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
 
-    # With `start_serving` this call could be cancelled, and nobody would have the server to close.
-    server = await asyncio.start_server(accept, sock=listener, limit=CHUNK, start_serving=False)
+    listener.setblocking(False)
+    accepting = asyncio.ensure_future(accept())
     try:
-        await server.start_serving()
         yield
     finally:
-        server.close()
+        accepting.cancel()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(accepting, *tasks, return_exceptions=True)
+        listener.close()
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

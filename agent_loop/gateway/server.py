@@ -4,7 +4,7 @@
 Messages, and `/s/<id>/mcp` has the tools of the source. `/s/<another id>/reward` takes the agent's
 answer or its own number: who knows the first address does not know this one. The ids are
 unguessable, the server listens on loopback and on a Unix socket, and an answer says nothing of
-other sessions. The requests of one session are paced, so that a flood by one
+other sessions. All requests of one session are paced, refused ones too, so that a flood by one
 agent does not slow the others.
 """
 
@@ -13,8 +13,8 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from aiohttp import web
 from agent_loop.gateway import anthropic_messages, chat_completions, responses
 from agent_loop.gateway.demands import demand_of, with_demand
 from agent_loop.gateway.mcp import McpEndpoint
+from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.session import Session
 from agent_loop.gateway.wire import WireError
 from tool_server.wire.web_pages import web_page_fault
@@ -50,9 +51,12 @@ MOST_WAITING = 256
 REFUSAL_S = 1.0
 """Wait before a request is refused, because a flood would go on at once."""
 
-PER_SECOND, BURST = 50.0, 100
-"""Requests of one session: a small request costs about a millisecond of the event loop, so that a
-flood takes at most a twentieth of it."""
+CONNECTIONS_PER_SECOND, MOST_NEW = 500.0, 1000
+"""Connections from this host, of all sessions together, and those that may come at once. From a
+sandbox they are paced by `relay`, for each session."""
+
+LOG_LINES, LOG_CHARACTERS = 20, 200
+"""Lines that one process logs of what is no HTTP, and the length of each."""
 
 BYTES_OF_REQUEST = 16 << 10
 """A body counts as one request more for each of these bytes, which take about as long to read."""
@@ -67,16 +71,20 @@ Handler = Callable[["Served", web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Served:
+class _Sender:
+    """Whose requests wait for one another."""
+
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    waiting: int = 0
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Served(_Sender):
     """A session with an address."""
 
     session: Session
     mcp: McpEndpoint
-    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
-    waiting: int = 0
-    next_at: float = 0.0
-    """Time of the event loop before which its next request beyond the burst may not begin."""
-
     tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
     connections: set[asyncio.BaseTransport] = field(default_factory=set)
     """Of requests under way. An idle connection may be another session's next: functions of one
@@ -126,6 +134,9 @@ class Gateway:
         self._served: dict[str, Served] = {}
         self._rewarded: dict[str, Served] = {}
         """By the id of the address that takes the reward."""
+
+        self._strangers = _Sender()
+        """All who ask for a session that there is not."""
 
         self._starting: asyncio.Task[None] | None = None
         self._runner: web.ServerRunner | None = None
@@ -180,7 +191,7 @@ class Gateway:
         make = partial(
             web.BaseRequest, loop=asyncio.get_running_loop(), client_max_size=MAX_BODY_BYTES
         )
-        server = web.Server(self._handle, request_factory=make, access_log=None)
+        server = _Server(self._handle, request_factory=make, access_log=None, logger=_http_log)
         self._runner = web.ServerRunner(server)
         await self._runner.setup()
         self._folder = tempfile.TemporaryDirectory(prefix="mixed-gateway-")
@@ -193,19 +204,13 @@ class Gateway:
         """Answer a request of a known session, in its turn, with errors in the protocol's form."""
         session_id, _, path = request.path.removeprefix("/s/").partition("/")
         place = "v1/models" if path.startswith("v1/models/") else path
-        method, protocol, handler = _PATHS.get(place, _PATHS["v1/models"])
+        protocol = _PATHS.get(place, _PATHS["v1/models"])[1]
         served = (self._rewarded if place == "reward" else self._served).get(session_id)
         try:
             if served is None:
-                raise WireError("no such session", status=404, code="not_found")
-            if place not in _PATHS:
-                known = ", ".join(_PATHS)
-                raise WireError(f"no such path; want one of {known}", status=404, code="not_found")
-            if request.method != method:
-                raise WireError(f"{place} takes {method}", status=405, code="not_allowed")
-            if why := web_page_fault(request.headers, only_loopback=True):
-                raise WireError(why, status=403, code="web_page")
-            return await _in_turn(served, request, handler)
+                async with _paced(self._strangers):
+                    raise WireError("no such session", status=404, code="not_found")
+            return await _in_turn(served, request, place)
         except (ConnectionError, web.RequestPayloadError) as error:  # the agent hung up
             failed = WireError(f"the request cannot be read: {error}", code="broken")
             return _json(protocol.error_body(failed), 400, NO_RETRY)
@@ -223,25 +228,65 @@ class Gateway:
             return _json(protocol.error_body(failed), 500, NO_RETRY)
 
 
-async def _in_turn(
-    served: Served, request: web.BaseRequest, handler: Handler
-) -> web.StreamResponse:
+class _Server(web.Server):
+    """Does not read from connections that come too fast. What is sent there may be no HTTP."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pace = Pace(CONNECTIONS_PER_SECOND, MOST_NEW)
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if not transport.get_extra_info("peername"):  # of the Unix socket
+            return
+        loop = asyncio.get_running_loop()
+        if wait_s := self._pace.wait_s(loop.time()):
+            transport.pause_reading()
+            loop.call_later(wait_s, transport.resume_reading)
+
+
+class _FewShortLines(logging.Filter):
+    """Shortens what aiohttp logs of requests that it cannot read, which has what was sent and a
+    traceback, and ends it after some lines."""
+
+    left = LOG_LINES
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        text = f"{record.getMessage()}: {error!r}" if error else record.getMessage()
+        record.msg, record.args = repr(text[:LOG_CHARACTERS]), None
+        record.exc_info = record.exc_text = None
+        self.left -= 1
+        return self.left >= 0
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_FewShortLines())
+
+
+async def _in_turn(served: Served, request: web.BaseRequest, place: str) -> web.StreamResponse:
     connection = request.transport
     if connection is not None:
         served.connections.add(connection)
     try:
-        await _paced(served)
-        try:
+        async with _paced(served):
+            if place not in _PATHS:
+                known = ", ".join(_PATHS)
+                raise WireError(f"no such path; want one of {known}", status=404, code="not_found")
+            method, _, handler = _PATHS[place]
+            if request.method != method:
+                raise WireError(f"{place} takes {method}", status=405, code="not_allowed")
+            if why := web_page_fault(request.headers, only_loopback=True):
+                raise WireError(why, status=403, code="web_page")
             return await handler(served, request)
-        finally:
-            served.turn.release()
     finally:
         if connection is not None:
             served.connections.discard(connection)
 
 
-async def _paced(served: Served) -> None:
-    """Wait for the turn of a request of this session."""
+@asynccontextmanager
+async def _paced(served: _Sender) -> AsyncIterator[None]:
+    """The turn of a request of this sender."""
     if served.waiting >= MOST_WAITING:
         await asyncio.sleep(REFUSAL_S)
         raise WireError(
@@ -252,13 +297,14 @@ async def _paced(served: Served) -> None:
     loop = asyncio.get_running_loop()
     served.waiting += 1
     try:
-        now = loop.time()
-        served.next_at = max(served.next_at, now - BURST / PER_SECOND) + 1 / PER_SECOND
-        if (wait_s := served.next_at - now) > 0:
-            await asyncio.sleep(wait_s)
+        await asyncio.sleep(served.pace.wait_s(loop.time()))
         await served.turn.acquire()
     finally:
         served.waiting -= 1
+    try:
+        yield
+    finally:
+        served.turn.release()
 
 
 async def _body(served: Served, request: web.BaseRequest) -> Any:
@@ -269,7 +315,7 @@ async def _body(served: Served, request: web.BaseRequest) -> Any:
     """
     try:
         raw = await request.read()
-        served.next_at += len(raw) / BYTES_OF_REQUEST / PER_SECOND
+        served.pace.wait_s(asyncio.get_running_loop().time(), len(raw) / BYTES_OF_REQUEST)
         if sum(map(raw.count, (b"[", b"{", b","))) > MOST_VALUES:
             raise WireError("the body has too many values", status=413, code="too_large")
         try:

@@ -3,7 +3,9 @@
 import asyncio
 import io
 import json
+import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -138,12 +140,15 @@ async def test_the_requests_of_a_session_end_with_it(site: Site):
         await asking
 
 
-async def test_a_flood_by_one_agent_leaves_the_others_their_turn(site: Site):
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/nothing", "/v1/models", "x/v1/messages"]
+)
+async def test_a_flood_by_one_agent_leaves_the_others_their_turn(site: Site, path: str):
     flood, calm = session_of("hermes", []), session_of("hermes", ["so<|im_end|>"])
     flooding, address = await site.open(flood), await site.open(calm)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as many:
-        url = flooding.openai + "/chat/completions"
+        url = flooding.url + path
         sent = [asyncio.ensure_future(many.post(url, data=b"{}")) for _ in range(600)]
         status, _ = await site.post(address.openai + "/chat/completions", ASKED)
         waiting = sum(not task.done() for task in sent)
@@ -151,8 +156,45 @@ async def test_a_flood_by_one_agent_leaves_the_others_their_turn(site: Site):
             task.cancel()
         await asyncio.gather(*sent, return_exceptions=True)
     assert status == 200 and waiting > 200  # the flood waits, and the other session did not
-    served = site.gateway._served[flood.id]
-    assert served.waiting <= server.MOST_WAITING
+    senders = [site.gateway._strangers, *site.gateway._served.values()]
+    assert all(each.waiting <= server.MOST_WAITING for each in senders)
+
+
+async def test_what_is_no_http_writes_few_short_lines_whatever_is_sent(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    (lines,) = server._http_log.filters
+    monkeypatch.setattr(lines, "left", 5)
+    await site.open(session_of("hermes", []))
+    for number in range(9):
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
+        if number % 2:
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.read(10)
+        writer.write([b"x", b"\n\x1b[2J", b"GET / HTTP/9\r\n", b"\xff\0"][number % 4] * 9999)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+    written = [logging.Formatter().format(record) for record in caplog.records]
+    assert 0 < len(written) <= 5 and max(map(len, written)) < 5 * server.LOG_CHARACTERS
+    assert not any("\n" in line or "\x1b" in line for line in written)
+
+
+async def test_connections_that_come_too_fast_are_read_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server, "CONNECTIONS_PER_SECOND", 1e-6)
+    monkeypatch.setattr(server, "MOST_NEW", 2)
+    await site.open(session_of("hermes", []))
+    writers = [(await asyncio.open_connection("127.0.0.1", site.gateway.port))[1] for _ in range(3)]
+    runner = site.gateway._runner
+    assert runner is not None and runner.server is not None
+    while len(runner.server.connections) < 3:  # noqa: ASYNC110 - the server sets no event
+        await asyncio.sleep(0)
+    transports: list[Any] = [each.transport for each in runner.server.connections]
+    assert sorted(each.is_reading() for each in transports) == [False, True, True]
+    for each in writers:
+        each.close()
 
 
 async def test_the_code_of_a_tool_that_raises_loses_the_session_as_a_loop_error(site: Site):
