@@ -1,7 +1,8 @@
 """Processes for trusted work that may have to be killed: functions of users, checks of answers.
 
 pebble starts the processes, kills one whose call is cancelled or out of time, and starts another.
-They start with the first call and end with this process. They do not import its `__main__`, because
+They start with the first call and end with this process, and what calls have started ends with
+them, unless they crash. They do not import its `__main__`, because
 in a Ray worker that would import Ray, and a script without a guard would run again.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -25,6 +27,8 @@ from pebble import ProcessExpired, ProcessPool
 
 from rate_limit.forks import after_fork
 from samplers.module_file import module_of
+from tool_server.isolation.guard import adopt_orphans, kill_children
+from tool_server.isolation.proc import kill_family
 from tool_server.wire.protocol import ToolRejected
 
 T = TypeVar("T")
@@ -170,6 +174,11 @@ class _Process(multiprocessing.context.SpawnProcess):
     def daemon(self, value: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         pass
 
+    def terminate(self) -> None:
+        """Kill it with what its calls have started, also if they hang or ignore SIGTERM."""
+        if self.pid is not None and self.is_alive():
+            kill_family(self.pid)
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         with _Process.starting:
@@ -197,8 +206,16 @@ _board: Any = None
 def _begin(board: Any, prepare: Callable[[], object] | None) -> None:
     global _board
     _board = board
+    adopt_orphans()
+    Finalize(None, _end_children, exitpriority=100)
     if prepare is not None:
         prepare()
+
+
+def _end_children() -> None:
+    """Kill what the calls have started, daemons too."""
+    with suppress(OSError):  # a process that gave up rights sees no others, and has none
+        kill_children()
 
 
 def _called(number: int, call: bytes) -> bytes:

@@ -10,7 +10,6 @@ import inspect
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,6 @@ from uuid import uuid4
 
 import aiohttp
 import msgspec
-import psutil
 
 from agent_loop.calls.child_process import inherited_environment, uninterrupted
 from agent_loop.environments.episode import (
@@ -35,6 +33,7 @@ from agent_loop.toolbox.functions import run_in_loop
 from config.environment import RUN_MARK
 from config.environments import ADAPTERS, EnvironmentEntry
 from config.tool_entries import without_secrets
+from tool_server.isolation.guard import guarded
 from tool_server.wire.http import Peer, plain_session, post, unreadable
 from tool_server.wire.protocol import Again, Fault, ToolRejected, ToolUnavailable
 from tool_server.wire.responses import dumps
@@ -59,10 +58,6 @@ _PROGRAM = (
     f"sys.path += [{str(_ROOT)!r}, os.getcwd()]; "
     "from agent_loop.environments.serve import main; main()"
 )
-
-
-_MARK = "MIXED_ENVIRONMENT"
-"""Variable of a server and of all that its sessions start: the server's folder."""
 
 
 class Backend(Protocol):
@@ -228,6 +223,7 @@ class ProcessBackend:
     def __init__(self, entry: EnvironmentEntry) -> None:
         self._entry, self._own_env = entry, _named(entry.env)
         self._server: subprocess.Popen[bytes] | None = None
+        self._end_all: Callable[[], object] = bool
         self._folder: Path | None = None
         self._http: aiohttp.ClientSession | None = None
         self._backend: HttpBackend | None = None
@@ -253,16 +249,16 @@ class ProcessBackend:
             ) from error
 
     async def step(self, session: str, action: Any) -> Any:
-        if self._backend is None:
+        server = self._server
+        if self._backend is None or server is None or server.poll() is not None:
             raise ToolUnavailable(
                 f"environment={self._entry.name}: its server ended, and this episode with it",
                 tool=self._entry.name,
             )
-        server = self._server
         try:
             return await self._backend.step(session, action)
         except ToolUnavailable as error:
-            if server is not None and server.poll() is not None:
+            if server.poll() is not None:
                 error.again = Again.NEVER  # the episode ended with its server
             raise
 
@@ -271,7 +267,7 @@ class ProcessBackend:
             await self._backend.end(session)
 
     async def close(self) -> None:
-        server, folder, http = self._server, self._folder, self._http
+        server, folder, http, end_all = self._server, self._folder, self._http, self._end_all
         self._server = self._backend = self._http = self._folder = None
         try:
             if server is not None and server.stdin is not None:
@@ -282,8 +278,7 @@ class ProcessBackend:
             if server is not None:
                 await _within(END_S, lambda: server.poll() is not None)
         finally:  # also if this is cancelled
-            if server is not None and server.poll() is None:
-                _kill_group(server)
+            end_all()
             if folder is not None:
                 await uninterrupted(asyncio.to_thread(_clear_away, server, folder))
 
@@ -304,7 +299,7 @@ class ProcessBackend:
             assert server is not None
             await _within(START_S, lambda: socket.exists() or server.poll() is not None)
             if not socket.exists():
-                _kill_group(server)
+                self._end_all()
                 words = await asyncio.to_thread(_last_words, folder / "log")
                 raise ToolUnavailable(
                     f"environment={entry.name} did not start within {START_S:g} s: {words}",
@@ -319,18 +314,20 @@ class ProcessBackend:
     def _spawn(self, folder: Path) -> None:
         entry = self._entry
         python = entry.python or sys.executable
+        program = shutil.which(python)
         marks = {name: os.environ[name] for name in (RUN_MARK,) if name in os.environ}
-        env = {**inherited_environment(), **marks, **self._own_env, _MARK: str(folder)}
+        env = {**inherited_environment(), **marks, **self._own_env}
         socket = str(folder / "socket")
         try:
+            if program is None:
+                raise FileNotFoundError("there is no such program")
             with (folder / "log").open("wb") as printed:
-                self._server = subprocess.Popen(
-                    [python, "-c", _PROGRAM, entry.class_name or "", "--unix", socket],
+                self._server, self._end_all = guarded(
+                    [program, "-c", _PROGRAM, entry.class_name or "", "--unix", socket],
                     stdin=subprocess.PIPE,
                     stdout=printed,
                     stderr=printed,
                     env=env,
-                    start_new_session=True,
                 )
         except OSError as error:
             raise ToolUnavailable(
@@ -351,20 +348,12 @@ async def _within(limit_s: float, holds: Callable[[], bool]) -> bool:
     return True
 
 
-def _kill_group(server: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-
-
 def _clear_away(server: "subprocess.Popen[bytes] | None", folder: Path) -> None:
-    """Wait for a server that ended or was killed, kill what its sessions have left, and delete its
-    folder. This may take seconds where a node has many processes or a slow disk."""
-    try:
-        was_killed = server is not None and server.wait(END_S) != 0
-    except subprocess.TimeoutExpired:  # the kernel holds it
-        was_killed = True
-    if was_killed:
-        _kill_marked(str(folder))
+    """Wait for a server that was told to end, and delete its folder. This may take seconds where a
+    node has many processes or a slow disk."""
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+        if server is not None:
+            server.wait(END_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -372,14 +361,6 @@ def _last_words(log: Path) -> str:
     with log.open("rb") as printed:
         printed.seek(max(0, log.stat().st_size - 4 * MAX_SHOWN))
         return printed.read().decode(errors="replace").strip()[-MAX_SHOWN:]
-
-
-def _kill_marked(folder: str) -> None:
-    """Kill what the sessions of a server have started, which is known by a variable."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(_MARK) == folder:
-                process.kill()
 
 
 def _named(names: list[str]) -> dict[str, str]:

@@ -26,7 +26,6 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,17 +77,13 @@ class EnvironmentProcess:
             raise ProcessFailed(f"its process ended {await self.end()}") from error
 
     async def end(self) -> str:
-        """Kill the process and its children; how it ended, in words."""
-        self.writer.close()
-        return await killed(self.pid)
+        """Kill the process and all that it has started; how it ended, in words."""
+        self.writer.transport.abort()
+        return await gone(self.pid)
 
 
-async def killed(pid: int) -> str:
-    """Kill a session's process and its children; how it ended, in words."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # before it has a group of its own
+async def gone(pid: int) -> str:
+    """Wait for the end of a session whose socket is closed; how it ended, in words."""
     while True:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 (never waits)
@@ -227,7 +222,7 @@ class EnvironmentServer:
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()
-            await asyncio.shield(killed(pid))
+            await asyncio.shield(gone(pid))
             raise
         return EnvironmentProcess(pid, reader, writer)
 

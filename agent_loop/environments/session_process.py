@@ -2,11 +2,10 @@
 
 Standard library only, because it also runs in the interpreters of other environments. The process
 is forked from a server that has imported the class. A message is 4 bytes of length, big-endian, and
-JSON. The process ends when its socket ends, and when its server dies.
+JSON. When its socket ends, as it does when the server dies, a guard kills all that it has started.
 """
 
 import asyncio
-import ctypes
 import inspect
 import json
 import os
@@ -22,13 +21,12 @@ from typing import Any, NoReturn
 
 from agent_loop.environments.episode import InvalidAction, InvalidAnswer, start_of, step_of
 from agent_loop.environments.instances import made
+from tool_server.isolation.guard import guard
 
 HEAD = struct.Struct(">I")
 
 MAX_TRACE = 1500
 """Characters of a traceback in a message, its end."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def serve_forked(own: socket.socket, kind: Any) -> NoReturn:
@@ -36,6 +34,7 @@ def serve_forked(own: socket.socket, kind: Any) -> NoReturn:
     code = 1
     try:
         _leave_the_server(own)
+        guard(own.fileno())
         _ForkedInstance(own, kind).run()
         code = 0
     except (EOFError, OSError):  # the server closed the socket, or died
@@ -46,8 +45,7 @@ def serve_forked(own: socket.socket, kind: Any) -> NoReturn:
 
 def _leave_the_server(own: socket.socket) -> None:
     """Give up what the fork inherited: signals, descriptors, the random state."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()  # so that the environment's own children can be ended with it
+    os.setsid()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

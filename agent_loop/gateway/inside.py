@@ -11,12 +11,10 @@ worker has ended. Standard library only, without modules that take long to impor
 
 import _socket  # without the enums of `socket` and `signal` the start takes 10 ms less
 import os
-import select
 import struct
 import sys
 
-SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
-PR_SET_CHILD_SUBREAPER = 36
+SIGPIPE, SIGXFSZ = 13, 25
 OPEN_FILES = 4096
 LARGEST_DESCRIPTOR = 0x7FFFFFFF
 
@@ -29,8 +27,6 @@ def main() -> None:
     os.set_inheritable(control.fileno(), False)
     os.closerange(3, control.fileno())  # bwrap leaves the user namespace open
     os.closerange(control.fileno() + 1, LARGEST_DESCRIPTOR)
-    if kind == "guard":
-        guard(control)
     sent = enter_sandbox(folder, *numbers) if kind == "sandbox" else []
     sent.insert(0, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     os.chdir(cwd)
@@ -73,35 +69,6 @@ def enter_sandbox(
     listener.bind(("127.0.0.1", port))
     listener.listen(128)
     return [listener.detach()]
-
-
-def guard(control: "_socket.socket") -> None:
-    """Fork, and return in the child. When the child has ended or the worker has closed CONTROL, the
-    parent kills its descendants, and ends with the child's exit code, as a shell writes it."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become its children
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        return
-    poll = select.poll()
-    poll.register(os.pidfd_open(child), select.POLLIN)
-    poll.register(control, 0)  # no events: its end alone
-    poll.poll()
-    ended, status = os.waitpid(child, os.WNOHANG)
-    code = os.waitstatus_to_exitcode(status) if ended else -SIGKILL
-    while pids := children():
-        for pid in pids:
-            os.kill(pid, SIGKILL)
-        for pid in pids:
-            os.waitpid(pid, 0)
-    os._exit(code if code >= 0 else 128 - code)
-
-
-def children() -> "list[int]":
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
 
 
 if __name__ == "__main__":

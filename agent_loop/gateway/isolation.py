@@ -55,10 +55,10 @@ class Start:
     """How one session's program is started."""
 
     kind: str
-    """`sandbox`, `host`, or `guard`: on the host without a pid namespace."""
+    """`sandbox` or `host`."""
 
     prefix: Sequence[str] = ()
-    """bwrap and its options."""
+    """bwrap and its options; a guard takes its place if it is empty."""
 
     settings: Sequence[str] = ()
     """For `inside`."""
@@ -84,7 +84,7 @@ def host_start(open_fds: ExitStack, folder: str, cwd: str | None, bwrap: str | N
     stdin = os.open(row_file, os.O_RDONLY | os.O_CLOEXEC)
     open_fds.callback(os.close, stdin)
     return Start(
-        kind="host" if prefix else "guard",
+        kind="host",
         prefix=prefix,
         cwd=cwd or folder,
         folder=folder,

@@ -18,8 +18,8 @@ names. The answer file is relative to the session's folder in both cases.
 
 What is not held:
 
-- On the host, where namespaces are denied, a process of ours (the guard of `inside`) kills what the
-  program left, daemons too, also if the worker dies. The program could kill the guard first.
+- On the host, where namespaces are denied, `isolation.guard` kills what the program left, daemons
+  too, also if the worker dies. The program could kill the guard first.
 - On the host, a session's folder stays if the worker is killed by SIGKILL.
 - In a sandbox, memory between two looks. RLIMIT_DATA bounds each process at once; the sum of all is
   measured every second, and above `memory_mb` they are killed. There is no cgroup, because a worker

@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from agent_loop.calls.child_process import uninterrupted
 from agent_loop.gateway.isolation import INSIDE, Start
 from config.compat import timeout
+from tool_server.isolation import guard
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.isolation.host import interpreter
 from tool_server.isolation.proc import descendants, memory_bytes, resident_bytes
@@ -66,7 +67,8 @@ class Running:
             # uses vfork, which does not copy the page tables of a large worker.
             self._process = subprocess.Popen(
                 [
-                    *(*start.prefix, interpreter(), "-I", "-S", INSIDE, str(child.fileno())),
+                    *(start.prefix or guard.line(child.fileno())),
+                    *(interpreter(), "-I", "-S", INSIDE, str(child.fileno())),
                     *(start.kind, start.folder, start.cwd, *start.settings, "--", *command),
                 ],
                 stdin=start.stdin,
@@ -143,7 +145,8 @@ class Running:
         """End everything. A cancellation ends the time after SIGTERM, and is raised at the end."""
         try:
             if self._group > 0 and not _is_readable(self._pidfd):
-                # The first process of the namespace is in this group; it does not get the signal.
+                # The first process of the namespace, or the guard, is in this group, but does not
+                # heed it.
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._group, signal.SIGTERM)
                 with suppress(TimeoutError):

@@ -3,10 +3,15 @@
 import math
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
+
+KILL_ROUNDS = 1000
+"""Looks at what descends from a process that is killed, a millisecond apart."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -61,6 +66,31 @@ def descendants(pid: int) -> Iterator[int]:
                 for child in children:
                     yield child
                     yield from descendants(child)
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process that adopts orphans (`guard.adopt_orphans`), and all its descendants."""
+    for _ in range(KILL_ROUNDS):
+        _send(pid, signal.SIGSTOP)  # it starts no further ones
+        living = [each for each in descendants(pid) if not _has_ended(each)]
+        if not living:
+            break
+        for each in living:
+            _send(each, signal.SIGKILL)
+        time.sleep(0.001)
+    _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return stat_fields(f"/proc/{pid}/stat")[0] in b"ZX"
+    except OSError:
+        return True
 
 
 def memory_bytes(pid: int) -> int:

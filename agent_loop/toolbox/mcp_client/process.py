@@ -5,13 +5,12 @@ screen. Here a line has a bound: a longer one is skipped, and the call that it a
 error. Of stderr the last lines are kept, for messages. A server that floods its stdout for ever is
 ended.
 
-The process leads a process group, which is ended with it. If the worker dies in any way, the
-server's stdin ends, and the kernel sends the server SIGTERM.
+The process has a guard (`isolation.guard`), which kills all that the server has started when the
+server has ended, when it is stopped, and when the worker dies in any way.
 """
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 from collections import deque
@@ -29,6 +28,7 @@ from agent_loop.toolbox.mcp_client.messages import (
     too_large,
 )
 from agent_loop.toolbox.mcp_client.streams import Answers, Requests
+from tool_server.isolation.guard import guarded
 from tool_server.wire.responses import dumps, may_have_surrogates, rewritten_without_surrogates
 
 MAX_SKIPPED_BYTES = 256 << 20
@@ -44,9 +44,9 @@ STDERR_BYTES = 4096
 SHOWN_STDERR = 600
 """Characters of stderr in a message."""
 
-EXIT_S, TERM_S, KILL_S = 2.0, 1.0, 1.0
+EXIT_S, TERM_S, KILL_S = 2.0, 1.0, 5.0
 """Longest waits for the end of the process: after its stdin was closed, after SIGTERM, and after
-SIGKILL."""
+its guard was told to kill everything."""
 
 LAST_WORDS_S = 0.5
 """Longest wait for the exit code of a process that closed its stdout."""
@@ -79,6 +79,7 @@ class ServerProcess:
         self._command, self._env, self._cwd = list(command), dict(env), cwd
         self._hidden = hidden
         self._process: subprocess.Popen[bytes] | None = None
+        self._end_all: Callable[[], object] = bool
         self._stdin: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
         self._pipes: list[asyncio.ReadTransport] = []
@@ -118,23 +119,19 @@ class ServerProcess:
             program = find_program(self._command[0], cwd=self._cwd, path=path)
         except FileNotFoundError as error:
             raise ProcessFault(str(error)) from error
-        # setpriv asks the kernel for the signal at the worker's death. Code of ours between fork
-        # and exec could do it too, and could hang, because the worker has threads.
-        setpriv = shutil.which("setpriv")
-        guard = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
         try:
-            return subprocess.Popen(
-                [*guard, program, *self._command[1:]],
+            process, self._end_all = guarded(
+                [program, *self._command[1:]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=self._env,
                 cwd=self._cwd,
-                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             raise ProcessFault(f"it cannot be started ({error})") from error
+        return process
 
     async def __aexit__(self, *exception: object) -> None:
         await self.stop()
@@ -147,20 +144,21 @@ class ServerProcess:
         self._is_stopped = True
         self.close()
         try:
-            if self._stdin is not None:
+            if self._stdin is not None and not self._stdin.is_closing():
                 self._stdin.abort()
             if self._fault or not await _exits(process, EXIT_S):
-                _signal_group(process, signal.SIGTERM)
+                if process.returncode is None:  # else the id may be that of another group
+                    os.killpg(process.pid, signal.SIGTERM)  # the guard does not heed it
                 await _exits(process, TERM_S)
         finally:
-            _signal_group(process, signal.SIGKILL)  # also what it started
+            self._end_all()
             for pipe in self._pipes:
                 pipe.close()
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
             try:
-                await uninterrupted(_exits(process, KILL_S))  # SIGKILL takes a millisecond
+                await uninterrupted(_exits(process, KILL_S))  # it takes some milliseconds
             finally:
                 process.poll()  # collects it
 
@@ -326,12 +324,6 @@ def _has_exited(process: "subprocess.Popen[bytes]") -> bool:
         return os.waitid(os.P_PID, process.pid, flags) is not None
     except ChildProcessError:  # another part of this process has waited for it
         return True
-
-
-def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    if process.returncode is None:  # else the id may be that of another group
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
 
 
 class _Stdin(asyncio.BaseProtocol):

@@ -44,8 +44,7 @@ class SlowCalls:
 async def slow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlowCalls]:
     with monkeypatch.context() as patch:
         calls = SlowCalls(patch)
-        calls.add(backends.subprocess, "Popen")
-        calls.add(backends.psutil, "process_iter")
+        calls.add(backends, "guarded")
         calls.add(backends.shutil, "rmtree")
         going = asyncio.ensure_future(calls.let_go_on())
         yield calls
@@ -59,7 +58,8 @@ def backend_of(name: str) -> ProcessBackend:
 def own(backend: ProcessBackend) -> tuple[psutil.Process, Path]:
     """The server's process, and its folder."""
     assert backend._server is not None and backend._folder is not None
-    return psutil.Process(backend._server.pid), backend._folder
+    (process,) = psutil.Process(backend._server.pid).children()  # of the guard
+    return process, backend._folder
 
 
 async def test_the_loop_goes_on_while_a_server_starts_and_after_its_kill(slow: SlowCalls):
@@ -68,7 +68,7 @@ async def test_the_loop_goes_on_while_a_server_starts_and_after_its_kill(slow: S
     process, folder = own(backend)
     process.kill()
     await backend.close()
-    assert slow.names == ["Popen", "process_iter", "rmtree"]
+    assert slow.names == ["guarded", "rmtree"]
     assert not process.is_running() and not folder.exists()
 
 
@@ -76,7 +76,7 @@ async def test_the_loop_goes_on_while_the_last_words_of_a_server_are_read(slow: 
     slow.add(backends, "_last_words")
     with pytest.raises(ToolUnavailable, match="the class has no step"):
         await backend_of("NoStep").ready()
-    assert slow.names == ["Popen", "_last_words", "process_iter", "rmtree"]
+    assert slow.names == ["guarded", "_last_words", "rmtree"]
 
 
 @pytest.mark.parametrize("passes", [1, 4])

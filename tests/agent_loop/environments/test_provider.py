@@ -35,6 +35,13 @@ def servers() -> list[psutil.Process]:
     return found
 
 
+def new_server(before: set[int]) -> psutil.Process:
+    """The server that a backend started: below its guard, above its sessions."""
+    [guard] = [e for e in servers() if e.pid not in before and e.ppid() == os.getpid()]
+    [server] = guard.children()
+    return server
+
+
 @WHERE
 async def test_an_episode_has_the_rewards_of_its_steps(
     where: str, client: ToolClient, guess_url: str
@@ -107,11 +114,11 @@ async def test_no_process_of_an_episode_is_left(client: ToolClient):
         before = {each.pid for each in servers()}
         provider = provider_for(own, "process", "", options={"mode": "hangs"})
         episodes = [await provider.begin(own, ROW) for _ in range(3)]
-        assert len({each.pid for each in servers()} - before) == 4
+        assert len({each.pid for each in servers()} - before) == 2 * 4  # each has a guard
         with pytest.raises(ToolTimeout):
             await episodes[0].step("5")
         await episodes[1].end()
-        await _until(lambda: len({each.pid for each in servers()} - before) == 2)
+        await _until(lambda: len({each.pid for each in servers()} - before) == 2 * 2)
     await _until(lambda: {each.pid for each in servers()} <= before)
 
 
@@ -119,9 +126,7 @@ async def test_a_server_that_was_killed_starts_again_and_its_episodes_are_lost(c
     before = {each.pid for each in servers()}
     provider = provider_for(client, "process", "")
     lost = await provider.begin(client, ROW)
-    for process in servers():
-        if process.pid not in before:
-            process.kill()
+    new_server(before).kill()
     with pytest.raises(Fault) as caught:
         await lost.step("5")
     assert isinstance(caught.value, ToolUnavailable)
@@ -219,9 +224,7 @@ async def test_a_killed_server_leaves_no_program_and_no_loop_error(client: ToolC
     provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Parent"), client)
     first, second = [await provider.begin(client, ROW) for _ in range(2)]
     child = psutil.Process(int(first.start.messages[0]["content"]))
-    for process in servers():
-        if process.pid not in before:
-            process.kill()
+    new_server(before).kill()
     again = asyncio.ensure_future(provider.begin(client, ROW))
     for _ in range(50):  # before, during and after the start of the next server
         with pytest.raises(ToolUnavailable):
@@ -236,7 +239,7 @@ async def test_a_reset_at_a_server_that_dies_is_tried_at_the_next(client: ToolCl
     before = {each.pid for each in servers()}
     provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Guess"), client)
     await provider.begin(client, ROW)
-    [server] = [each for each in servers() if each.pid not in before and each.ppid() == os.getpid()]
+    server = new_server(before)
     server.suspend()  # the kernel takes requests for it
     again = asyncio.ensure_future(provider.begin(client, ROW))
     for _ in range(100):  # the request is sent

@@ -21,6 +21,7 @@ from agent_loop.gateway.program import AgentProgram, ProgramEnd
 from agent_loop.gateway.relay import MAX_CONNECTIONS
 from agent_loop.gateway.running import STDERR_BYTES, STDOUT_BYTES
 from config.gateway import with_absolute_paths
+from tests.fakes.daemons import DAEMONS, processes_with
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.sandbox.bubblewrap import BubblewrapSandbox
 
@@ -68,21 +69,6 @@ def without_bwrap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def end_of(program: AgentProgram, gateway: str = "/none", row: bytes = ROW) -> ProgramEnd:
     return await program.run({"OPENAI_API_KEY": "key"}, row, port=PORT, socket=gateway)
-
-
-def processes_with(mark: str) -> list[int]:
-    """Living processes of this host whose command line has this text, without this one."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                mark.encode() in (folder / "cmdline").read_bytes()
-                and int(folder.name) != os.getpid()
-            ):
-                found.append(int(folder.name))
-        except OSError:
-            pass
-    return found
 
 
 async def until(is_true: Callable[[], object], every_s: float = 0.01) -> None:
@@ -205,20 +191,6 @@ async def test_output_is_kept_to_a_bound_and_a_row_need_not_be_read(
 
 
 # --- nothing is left -----------------------------------------------------------------------------
-
-DAEMONS = """
-    import os, signal, subprocess, sys, time
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    mark = [sys.executable, "-c", "import time; time.sleep(1000)", MARK]
-    subprocess.Popen(mark)
-    subprocess.Popen(mark, start_new_session=True, env={}, close_fds=True)
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            subprocess.Popen(mark, stdin=-3, stdout=-3, stderr=-3)
-            time.sleep(1000)
-        os._exit(0)
-"""
 
 
 @pytest.mark.parametrize("where", WHERE)
