@@ -71,18 +71,18 @@ class Expected:
 
 PROGRAMS = {
     # chat completions, then the Responses API with another question
-    "openai_chat.py": Expected(causes=("", "new conversation"), ignored={"tools.strict"}),
+    "openai_chat.py": Expected(causes=("", "new conversation"), ignored=set()),
     "anthropic_messages.py": Expected(causes=("",), ignored={"tools.cache_control"}),
-    "openai_agents.py": Expected(causes=("",), ignored={"tools.function.strict"}),
+    "openai_agents.py": Expected(causes=("",), ignored=set()),
     "langgraph_tools.py": Expected(causes=("",), ignored=set()),
     # A CodeAgent and a ToolCallingAgent. The request for the answer after the last step has another
     # system message. That of the second agent has the words of that of the first before its own.
     "smolagents_tools.py": Expected(
         causes=("", "new conversation", "new conversation", "rewritten"),
-        ignored={"tool_choice"},
+        ignored=set(),
         calls=False,  # the instructions are thousands of tokens
     ),
-    "nq_smolagents.py": Expected(causes=("",), ignored={"tool_choice"}, source="nq"),
+    "nq_smolagents.py": Expected(causes=("",), ignored=set(), source="nq"),
     "math.sh": Expected(causes=("",), ignored=set()),
 }
 

@@ -6,6 +6,7 @@ packages cannot be installed.
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,18 @@ def python_with(requirements: Path, folder: Path) -> Path:
         install([*pip, "-r", requirements], folder)
         mark.touch()
     return interpreter
+
+
+def npm_packages(pins: Path, folder: Path) -> Path:
+    """`node_modules` in this folder, with the packages of a package.json."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    mark = folder / "npm.installed"
+    if not mark.exists():
+        shutil.copy(pins, folder)
+        install(["npm", "install", "--no-fund", "--no-audit", "--ignore-scripts"], folder)
+        mark.touch()
+    return folder / "node_modules"
 
 
 def python_beside(requirements: Path, folder: Path) -> Path:

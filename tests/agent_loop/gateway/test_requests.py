@@ -119,6 +119,74 @@ def test_messages_have_the_form_of_chat_templates(
     assert request_.messages == kept
 
 
+def parts(*texts: str, kind: str = "text") -> dict[str, Any]:
+    return {"content": text(*texts, kind=kind)}
+
+
+NONE = {"role": "assistant", "content": ""}
+CALLS = {**NONE, "tool_calls": [CALL]}
+BARE_CALL = CALL | {"function": {"name": "search", "arguments": '{"q": "x"}'}}
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        # openai, langchain: no content beside calls, fields without value
+        (chat(CALLS | {"content": None, "tool_calls": [BARE_CALL], "refusal": None}), [CALLS]),
+        (chat({"role": "assistant", "tool_calls": [BARE_CALL], "audio": None}), [CALLS]),
+        (chat(CALLS | {"content": [], "tool_calls": [BARE_CALL], "annotations": []}), [CALLS]),
+        (chat({**NONE, "tool_calls": [], "function_call": None}), [NONE]),
+        # mastra, dspy, smolagents: content parts in messages of every role
+        (
+            chat({"role": "system", **parts("a")}, {"role": "user", **parts("b", "c")}),
+            [{"role": "system", "content": "a"}, {"role": "user", "content": "b\nc"}],
+        ),
+        (
+            chat(
+                {"role": "assistant", **parts("a")},
+                {"role": "tool", "tool_call_id": "c1", **parts("b")},
+            ),
+            [{**NONE, "content": "a"}, {"role": "tool", "tool_call_id": "c1", "content": "b"}],
+        ),
+        # openai-agents, ai: items with ids and states, a call before its message
+        (
+            items(HELLO | {"type": "message"}, {**ITEM_CALL, "id": "fc_1", "status": "completed"}),
+            [HELLO, CALLS],
+        ),
+        (
+            items({"role": "assistant", "id": "msg_1", **parts("a", kind="output_text")}),
+            [{**NONE, "content": "a"}],
+        ),
+        # anthropic's own client: fields without value, a result without text
+        (
+            blocks(
+                {"role": "assistant", "content": [BLOCK_TURN["content"][2] | {"caller": None}]},
+                {"role": "user", "content": [tool_result(None)]},
+            ),
+            [CALLS, RESULT | {"content": ""}],
+        ),
+    ],
+)
+def test_messages_as_frameworks_send_them_are_taken(
+    request_: ModelRequest, expected: list[dict[str, Any]]
+):
+    assert (request_.messages, request_.ignored) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat(tools=[], tool_choice=None, parallel_tool_calls=None, response_format=None, stop=None),
+        chat(tools=None, tool_choice="auto", max_completion_tokens=9, temperature=None, seed=None),
+        items(tools=[], text={}, include=None, instructions=None, max_output_tokens=None),
+        blocks(tools=[], system="", stop_sequences=[], temperature=None, output_config={}),
+    ],
+)
+def test_settings_without_a_value_ask_for_nothing(request_: ModelRequest):
+    asked = (request_.tools, request_.tool_choice, request_.answer_schema, request_.sampling)
+    assert asked == ([], "auto", None, {}) and request_.ignored == ()
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [("bad", "error: bad"), ("Error: bad", "Error: bad"), (None, "error: ")],

@@ -1,7 +1,6 @@
 """MCP servers that others wrote, from PyPI and npm, as tools; in an environment of their own."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.agent_loop.toolbox.mcp_rig import opened
-from tests.fakes.pinned_environment import ROOT, cache_of, install, python_with
+from tests.fakes.pinned_environment import ROOT, cache_of, npm_packages, python_with
 from tool_server.wire.protocol import ToolUnavailable
 
 pytestmark = [pytest.mark.toolservers, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -34,14 +33,7 @@ def python(cache: Path) -> Path:
 @pytest.fixture(scope="module")
 def packages(cache: Path) -> Path:
     """The folder with the servers from npm."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    mark = cache / "npm.installed"
-    if not mark.exists():
-        shutil.copy(PINS / "package.json", cache)
-        install(["npm", "install", "--no-fund", "--no-audit", "--ignore-scripts"], cache)
-        mark.touch()
-    return cache / "node_modules/@modelcontextprotocol"
+    return npm_packages(PINS / "package.json", cache) / "@modelcontextprotocol"
 
 
 async def test_time(python, tmp_path):
