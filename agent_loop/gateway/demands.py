@@ -5,15 +5,21 @@ from the policy's own distribution, so the policy is told in words, at the end o
 message. The agent gets the reply as the policy wrote it, and `Turn.misfit` says what is wrong.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from agent_loop.gateway.wire import ModelReply, ModelRequest
-from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.toolbox.spec import ToolSpec, check_thread
+
+T = TypeVar("T")
+
+MOST_SCHEMA, SMALL_SCHEMA = 64 << 10, 512
+"""Bytes of a schema that is taken, and of one that is checked in the event loop: the library takes
+a second for the former and 10 ms for the latter."""
 
 _INSTEAD = "For your messages from here on, this replaces what was asked before:"
 _FREE = "any form will do, with or without a tool call."
@@ -60,7 +66,7 @@ def with_demand(
     return [*messages[:-1], {**last, "content": content}]
 
 
-def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
+async def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
     """Why a reply is not what its request demands; empty if it is, None without a demand."""
     if not demand_of(request):
         return None
@@ -69,14 +75,11 @@ def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
         return "no tool was called"
     if choice not in ("auto", "none", "required") and set(called) != {choice}:
         return f"{choice} was to be called, not {', '.join(called) or 'no tool'}"
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
     for call in reply.calls:
         if call.name in request.strict:
-            schema = next(
-                tool["function"]["parameters"]
-                for tool in request.tools
-                if tool["function"]["name"] == call.name
-            )
-            if mistake := checker(schema).mistake(json.loads(call.arguments)):
+            spec = await unless_long(checker, schemas[call.name])
+            if mistake := await spec.mistake_in_loop(json.loads(call.arguments)):
                 return f"{call.name}: {mistake}"
     if request.answer_schema is None or called:
         return ""
@@ -86,20 +89,52 @@ def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
         return f"the message is no JSON: {error}"[:200]
     if not isinstance(answer, dict):
         return "the message is no JSON object"
-    return checker(request.answer_schema).mistake(answer) or ""
+    spec = await unless_long(checker, request.answer_schema)
+    return await spec.mistake_in_loop(answer) or ""
+
+
+class LongCheckError(Exception):
+    """A schema whose check would hold the event loop; see `unless_long`."""
+
+
+async def unless_long(work: Callable[[Any], T], argument: Any) -> T:
+    """What `work` returns, from a thread if it has to check a large schema."""
+    try:
+        return work(argument)
+    except LongCheckError:
+        return await asyncio.get_running_loop().run_in_executor(check_thread(), work, argument)
+
+
+_checkers: dict[bytes, ToolSpec] = {}
+"""An agent sends its schemas with each request."""
 
 
 def checker(schema: Mapping[str, Any]) -> ToolSpec:
     """Checks objects against a schema of an agent.
 
     Raises:
-        ValueError: it is no JSON schema, or has a `$ref` to what is not in it.
+        ValueError: it is too large, no JSON schema, or has a `$ref` to what is not in it.
+        LongCheckError: it is not small and new, and this is an event loop.
     """
-    return _checker(msgspec.json.encode(schema))
-
-
-@lru_cache(maxsize=64)  # an agent sends its schemas with each request
-def _checker(schema: bytes) -> ToolSpec:
+    encoded = msgspec.json.encode(schema)
+    if (known := _checkers.get(encoded)) is not None:
+        return known
+    if len(encoded) > MOST_SCHEMA:
+        raise ValueError(f"reply: parameters: more than {MOST_SCHEMA >> 10} KiB; shorten it")
+    if len(encoded) > SMALL_SCHEMA and _in_event_loop():
+        raise LongCheckError
     # `mistake` refuses arguments that a tool's schema does not name; JSON Schema takes them
-    parameters = {"additionalProperties": True, **msgspec.json.decode(schema)}
-    return ToolSpec(name="reply", description="", parameters=parameters)
+    parameters = {"additionalProperties": True, **msgspec.json.decode(encoded)}
+    spec = ToolSpec(name="reply", description="", parameters=parameters)
+    if len(_checkers) >= 64:
+        _checkers.clear()
+    _checkers[encoded] = spec
+    return spec
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -25,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from agent_loop.gateway import anthropic_messages, chat_completions, responses
-from agent_loop.gateway.demands import demand_of, with_demand
+from agent_loop.gateway.demands import demand_of, unless_long, with_demand
 from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.session import Session
@@ -370,7 +370,7 @@ def _say(protocol: ModuleType) -> Handler:
     """The handler of a protocol's requests to the policy."""
 
     async def handle(served: Served, request: web.BaseRequest) -> web.StreamResponse:
-        asked = protocol.parse(await _body(served, request))
+        asked = await unless_long(protocol.parse, await _body(served, request))
         reply = await in_session(served, served.session.reply(asked))
         headers = {}
         if asked.ignored:
@@ -392,7 +392,7 @@ def _say(protocol: ModuleType) -> Handler:
 
 
 async def _count(served: Served, request: web.BaseRequest) -> web.StreamResponse:
-    asked = anthropic_messages.parse_count(await _body(served, request))
+    asked = await unless_long(anthropic_messages.parse_count, await _body(served, request))
     messages = with_demand(asked.messages, demand_of(asked))
     ids = served.session.policy.template.prompt_ids(messages, asked.tools)
     return _json({"input_tokens": len(ids)})

@@ -327,7 +327,7 @@ class Session:
         if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
             self.exhausted = StopReason.RESPONSE_BUDGET if self.is_cut else None
         told = self._told(request, text, trajectory, continuation.read, is_whole, in_reasoning)
-        turn.misfit = misfit(request, told[0])
+        turn.misfit = await misfit(request, told[0])
         return told
 
     def _room(self, trajectory: Trajectory) -> int:

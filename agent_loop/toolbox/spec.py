@@ -102,7 +102,7 @@ class ToolSpec:
             return self._mistake(arguments, IN_LOOP_S)
         except CheckTooLong:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(_thread(), self.mistake, arguments)
+            return await loop.run_in_executor(check_thread(), self.mistake, arguments)
 
     def mistake(self, arguments: Mapping[str, Any]) -> str | None:
         """Why these arguments break the schema: the path of the argument and the rule; None if they
@@ -157,7 +157,7 @@ def specs_of_tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
 
 
 @cache
-def _thread() -> ThreadPoolExecutor:
+def check_thread() -> ThreadPoolExecutor:
     """One thread, because each thread that computes delays the event loop by 5 ms."""
     return ThreadPoolExecutor(1, "checks of arguments")
 

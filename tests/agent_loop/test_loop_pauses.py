@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from agent_loop.calls.client import ToolClient
+from agent_loop.gateway import chat_completions
+from agent_loop.gateway.demands import unless_long
+from agent_loop.gateway.wire import WireError
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import TrajectoryTools
 from agent_loop.turns.call_formats import FORMATS
@@ -106,6 +109,20 @@ async def test_messages_of_100_kb_in_a_format_of_calls(name: str):
         for text in (piece, begin + piece):
             text = text[: -len(piece)] + piece * (SIZE // len(piece))
             await assert_no_pause(lambda text=text: done(FORMATS[name].parse, text, schemas))
+
+
+async def test_a_large_schema_of_a_request_to_the_gateway():
+    def body(count: int) -> dict[str, Any]:
+        properties = {f"p{n}": {"type": "integer"} for n in range(count)}
+        form = {"name": "n", "schema": {"type": "object", "properties": properties}}
+        asked = {"type": "json_schema", "json_schema": form}
+        messages = [{"role": "user", "content": "q"}]
+        return {"model": "m", "messages": messages, "response_format": asked}
+
+    counts = iter(range(1001, 1004))  # one that was checked is known
+    await assert_no_pause(lambda: unless_long(chat_completions.parse, body(next(counts))))
+    with pytest.raises(WireError, match=r"response_format.json_schema.schema=.*more than 64 KiB"):
+        await unless_long(chat_completions.parse, body(5000))
 
 
 async def test_messages_of_100_kb_in_react():
