@@ -1,16 +1,65 @@
-"""Locks of folders, writes that survive a power cut, errors of files. Standard library only."""
+"""Locks of folders, writes that survive a power cut, errors of files, and reads of files that
+somebody sent. Standard library only."""
 
 import errno
 import fcntl
 import os
-from collections.abc import Generator, Iterable
+import stat
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
+
+MOST_TEXT, MOST_LINE = 1 << 24, 1 << 28
+"""Bytes of a small file that is read whole, and of a line; a trajectory of a million tokens with
+all their values has less."""
 
 
 class BrokenFile(OSError):
     """A file has not the content that it should have; the message says where and what to do."""
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file, or one that a link leads to, for reading.
+
+    Raises:
+        OSError: there is none. A device may never end, and a pipe may never begin.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(handle, "rb")
+
+
+def plain_text(path: Path) -> str:
+    """A small regular file, without spaces at its ends.
+
+    Raises:
+        OSError: as `open_plain`.
+        BrokenFile: it has more than `MOST_TEXT` bytes.
+    """
+    with open_plain(path) as file:
+        content = file.read(MOST_TEXT + 1)
+    if len(content) > MOST_TEXT:
+        raise BrokenFile(f"cannot read {path}: it has more than {MOST_TEXT >> 20} MiB; remove it")
+    return content.decode().strip()
+
+
+def plain_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a regular file, with their newlines, as they are asked for.
+
+    Raises:
+        OSError: as `open_plain`.
+        BrokenFile: a line has more than `MOST_LINE` bytes.
+    """
+    with open_plain(path) as file:
+        while line := file.readline(MOST_LINE):
+            if len(line) == MOST_LINE:
+                raise BrokenFile(
+                    f"cannot read {path}: a line has more than {MOST_LINE >> 20} MiB; remove it"
+                )
+            yield line
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from config.disk import flush, sync, write_whole
+from config.disk import flush, plain_lines, sync, write_whole
 
 Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
 """A prompt is replaced by the next prompt of its source if all rewards of its group are equal
@@ -272,15 +272,17 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
     """
     if not os.path.exists(path):
         return []
-    *raw, tail = Path(path).read_bytes().split(b"\n")  # a whole file ends in a newline: no tail
     lines: list[Line] = []
-    for number, text in enumerate(raw, start=1):
+    broken: tuple[int, ValueError] | None = None
+    for number, text in enumerate(plain_lines(Path(path)), start=1):
+        if broken is not None:  # it was not the last line
+            raise _not_a_line(path, *broken) from broken[1]
+        if not text.endswith(b"\n"):
+            break
         try:
             lines.append(_decode(text))
         except ValueError as error:
-            if number == len(raw) and not tail:
-                break
-            raise _not_a_line(path, number, error) from error
+            broken = number, error
     while lines and isinstance(lines[-1], LedgerEntry | Decision):
         lines.pop()
     return lines

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from config.disk import write_whole
+from config.disk import open_plain, plain_lines, plain_text, write_whole
 
 STOP_FILE = "stop"
 """If this file is in a run's folder, the trainer saves a checkpoint after the step and ends."""
@@ -37,7 +37,7 @@ def is_claimed(folder: Path) -> bool:
         OSError: the lock file cannot be read, or its file system has no locks.
     """
     try:
-        with (folder / LOCK_FILE).open() as lock:
+        with open_plain(folder / LOCK_FILE) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -65,7 +65,7 @@ def whole_checkpoint(checkpoints: Path, last_step: float = math.inf) -> int:
 def tracked_step(checkpoints: Path) -> int | None:
     """The step in verl's tracker file; None without the file, or if a kill left it empty."""
     tracker = checkpoints / TRACKER
-    text = tracker.read_text().strip() if tracker.exists() else ""
+    text = plain_text(tracker) if tracker.exists() else ""
     return int(text) if text.isdecimal() else None
 
 
@@ -131,15 +131,14 @@ def read_typed(path: Path, decode: Callable[[bytes], Kind]) -> tuple[list[Kind],
         OSError: as `open`.
     """
     found, problems = list[Kind](), list[str]()
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("it is torn: it has no newline")
-                if line.strip():
-                    found.append(decode(line))
-            except ValueError as error:
-                problems.append(f"{path.name} line {number} is left out: {error}")
+    for number, line in enumerate(plain_lines(path), 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("it is torn: it has no newline")
+            if line.strip():
+                found.append(decode(line))
+        except ValueError as error:
+            problems.append(f"{path.name} line {number} is left out: {error}")
     return found, problems
 
 
@@ -147,7 +146,7 @@ def _finished(path: Path) -> list[bytes]:
     """The lines of a file that end in a newline; none if there is no file."""
     if not path.exists():
         return []
-    return [raw for raw in path.read_bytes().split(b"\n")[:-1] if raw.strip()]
+    return [line[:-1] for line in plain_lines(path) if line.endswith(b"\n") and line.strip()]
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

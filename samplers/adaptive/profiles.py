@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 
-from config.disk import write_whole
+from config.disk import plain_lines, write_whole
 from config.schema import SourceConfig
 from samplers.adaptive.curriculum import ChosenRows, Curriculum
 from samplers.ledger import has_steps
@@ -75,8 +75,9 @@ def _read(path: Path) -> dict[str, RowProfile]:
     found: dict[str, RowProfile] = {}
     if not path.exists():
         return found
-    *lines, _cut = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(plain_lines(path), start=1):
+        if not line.endswith(b"\n"):  # cut short
+            break
         try:
             own = msgspec.json.decode(line, type=RowProfile)
             if own.trials < 1 or not 0 <= own.passed <= own.trials:

@@ -5,6 +5,7 @@ value are reported here; values are checked by `config.schema` and `verl_mixed.c
 """
 
 import importlib.util
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import AliasEvent, YAMLError
 
-from config.disk import BrokenFile
+from config.disk import BrokenFile, plain_text
 from config.lookup import CONFIG_DIR, at, flatten
 from config.schema import TOOL_CONFIG, ConfigError, SourceConfig
 from verl_mixed.run.override import readable
@@ -414,7 +416,11 @@ def load_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError([f"no {path}: not a run's folder; give runs/<experiment>"])
     try:
-        config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        text = plain_text(path)
+        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):
+            raise YAMLError("it has anchors, which a run does not write")
+        # `config.yaml` is resolved, so a `${...}` in it is text
+        config = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
     except (YAMLError, OmegaConfBaseException, UnicodeError, RecursionError) as error:
         config, why = None, " ".join(str(error).split())
     else:

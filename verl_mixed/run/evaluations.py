@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_loop.records.evaluation_records import JOB, RECORDS, SELECTED, Record, read_records
 from agent_loop.records.run_folder import trajectory_files
-from config.disk import BrokenFile
+from config.disk import BrokenFile, plain_text
 
 SUMMARY = "summary.json"
 
@@ -52,7 +52,7 @@ def summaries_of(run: Path) -> list[dict[str, Any]]:
         if path.parent.name.startswith(PROFILE):
             continue
         try:
-            found.append(dict(json.loads(path.read_text())))
+            found.append(dict(json.loads(plain_text(path))))
         except (ValueError, TypeError) as error:
             raise BrokenFile(
                 f"cannot read {path}: no summary of an evaluation ({error}); remove it, and "
@@ -99,7 +99,7 @@ def _cached(path: Path, written_ns: int, size: int) -> tuple[Record, ...]:
 
 def selected_records(folder: Path, records: Sequence[Record], samples: int) -> list[Record]:
     """Those of an evaluation's records that its last call chose."""
-    chosen = {tuple(row) for row in json.loads((folder / SELECTED).read_text())}
+    chosen = {tuple(row) for row in json.loads(plain_text(folder / SELECTED))}
     return [
         record
         for record in records
@@ -146,7 +146,7 @@ def _read(file: Path, label: str) -> Evaluation:
     if file.name == RECORDS:
         is_finished &= (folder / SUMMARY).is_file()
         try:
-            samples = int(json.loads((folder / JOB).read_text())["selection"]["samples"])
+            samples = int(json.loads(plain_text(folder / JOB))["selection"]["samples"])
             records = selected_records(folder, records, samples)
         except FileNotFoundError:  # it was ended before it chose its rows
             is_finished = False

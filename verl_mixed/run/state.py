@@ -23,7 +23,7 @@ from agent_loop.records.run_folder import (
     is_claimed,
     read_metrics,
 )
-from config.disk import naming
+from config.disk import naming, plain_text
 from config.lookup import flatten
 from config.schema import ControlConfig
 from samplers.ledger import last_step_of, read_ledger
@@ -163,7 +163,7 @@ class RunFolder:
 
     def _written(self) -> Holder | None:
         """The launcher named in the lock file; valid only while the lock is held."""
-        words = self._lock.read_text().split()
+        words = plain_text(self._lock).split()
         if len(words) != 2 or not words[0].isdigit():
             return None
         return Holder(pid=int(words[0]), host=words[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.records.run_folder import read_metrics
+from config.disk import plain_lines
 from config.lookup import flatten
 from samplers.ledger import Line as LedgerLine
 from samplers.ledger import PlanStart, read_ledger
@@ -137,7 +138,7 @@ def load_run(folder: RunFolder, name: str | None = None) -> Run:
 def _starts(versions: Path) -> list[float]:
     """Moments of `versions.jsonl`, which has a line for each start."""
     found = []
-    for raw in versions.read_bytes().splitlines() if versions.exists() else []:
+    for raw in plain_lines(versions) if versions.exists() else []:
         with suppress(ValueError, TypeError, KeyError):
             when = datetime.strptime(json.loads(raw)["time"], "%Y-%m-%dT%H:%M:%S%z")
             found.append(when.timestamp())

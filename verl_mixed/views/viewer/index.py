@@ -18,6 +18,7 @@ import msgspec
 from agent_loop.records.mask_audit import session_problems
 from agent_loop.records.run_folder import trajectory_files
 from agent_loop.records.trajectory_record import TrajectoryRecord, read_line
+from config.disk import MOST_LINE, open_plain
 from verl_mixed.views.viewer.database import has_words, open_database
 from verl_mixed.views.viewer.filters import Filter, bare, words_of
 from verl_mixed.views.viewer.tree import as_tree
@@ -141,7 +142,7 @@ class Index:
         if place is None:
             raise KeyError(identity)
         file, start = place
-        with (self.folder / file).open("rb") as lines:
+        with open_plain(self.folder / file) as lines:
             lines.seek(start)
             return read_line(lines.readline())
 
@@ -207,7 +208,7 @@ class Index:
             run(f"DELETE FROM {table} WHERE {column} = ?", [name])
 
     def _read(self, name: str) -> None:
-        with (self.folder / name).open("rb") as lines:
+        with open_plain(self.folder / name) as lines:
             stat = os.fstat(lines.fileno())  # not of a file that replaced it
             read = [name, stat.st_mtime_ns, stat.st_size]
             self._database.execute("INSERT INTO files VALUES (?, ?, ?)", read)
@@ -267,7 +268,7 @@ def _time_and_size(path: Path) -> tuple[int, int]:
 def _whole_lines(lines: Any, size: int) -> Iterator[tuple[int, int, bytes]]:
     """(number from 1, offset, bytes) of each line that ends with a newline."""
     start = 0
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE), b""), 1):
         if not line.endswith(b"\n") or start + len(line) > size:
             return
         if line.strip():

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agent_loop.records.run_folder import metrics_line
+from config.disk import open_plain
 from verl_mixed.diagnose.log_line import clean_line
 from verl_mixed.run.text import clock, printable
 from verl_mixed.views.progress import Line
@@ -24,6 +25,9 @@ LOG_TAIL_BYTES = 200_000
 
 WHOLE_LINES = 100
 """Newest lines of `metrics.jsonl` whose metrics are all kept."""
+
+MOST_LINE_BYTES = 1 << 24
+"""Of a longer line of `metrics.jsonl` only the beginning is kept, so it is passed over."""
 
 _MARK_BYTES = 256
 _LINE_BYTES = 4096
@@ -48,7 +52,7 @@ class FileTail:
     def blocks(self) -> Iterator[tuple[bool, bytes]]:
         """(is_new, bytes added), in order; is_new: earlier bytes are no longer in the file."""
         try:
-            file = self._path.open("rb")
+            file = open_plain(self._path)
         except FileNotFoundError:
             if self._offset:
                 self._offset, self._mark = 0, b""
@@ -102,6 +106,7 @@ class MetricsTail:
                 changed = changed or bool(self.lines or self.passed_over)
                 self._begin()
             *finished, self._torn = (self._torn + block).split(b"\n")
+            self._torn = self._torn[:MOST_LINE_BYTES]
             changed = changed or bool(finished)
             for raw in finished:
                 self._take(raw)
