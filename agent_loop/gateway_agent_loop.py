@@ -24,7 +24,7 @@ from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.native_agent_loop import format_of
 from agent_loop.records.trajectory_record import StopReason
 from agent_loop.row import Row
-from agent_loop.turns.codec import codec_of, control_texts
+from agent_loop.turns.codec import codec_of
 from agent_loop.turns.tags import Action, Language, stop_token_ids
 from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
@@ -229,7 +229,6 @@ class GatewayAgentLoop(NamedToolsLoop):
                 self.rendering,
                 codec,
                 codec.end_ids | frozenset(stops),
-                control_texts(self.tokenizer),
                 self.rollout_config.prompt_length + self.rollout_config.response_length,
             ),
             codec=codec,

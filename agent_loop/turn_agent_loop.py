@@ -37,7 +37,7 @@ from agent_loop.training.verl_adapters.engine_client import (
     turns_of_trajectory,
     weight_versions,
 )
-from agent_loop.turns.codec import HFCodec, as_plain_text, codec_of, control_texts
+from agent_loop.turns.codec import HFCodec, codec_of, unused_tag
 from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
@@ -278,13 +278,11 @@ class TurnAgentLoop(AgentLoopBase):
         longest = self.settings.mixed.turns.max_observation_length
         if self.settings.observation_style_of(source) == "inline":
             return InlineStyle(codec, *self.markers(), max_length=longest)
-        control = control_texts(self.tokenizer)
 
         def messages_of(turn_text: str, results: Sequence[str]) -> list[dict[str, Any]]:
             return [
                 {"role": "assistant", "content": turn_text},
-                # a tool may print the text of a control token
-                *({"role": "tool", "content": as_plain_text(text, control)} for text in results),
+                *({"role": "tool", "content": text} for text in results),
             ]
 
         def render(
@@ -293,12 +291,14 @@ class TurnAgentLoop(AgentLoopBase):
             before: list[Any] = list(ids)
             if before[-1] not in codec.end_ids:  # the turn was cut at a tag, without an end
                 before.append(codec.message_end_id)
-            new = messages_of(turn_text, results)
+            tag = unused_tag(results)
+            # a tool may print the text of a token
+            new = messages_of(turn_text, [codec.tagged(text, tag) for text in results])
             merged = self.continuous_token_builder.merge_context_tokens(
                 [*messages, new[0]], [*messages, *new], before
             )
             kept = min(len(ids), len(before) - merged.removed_prefix_token_count)
-            return merged.token_ids[kept:], len(ids) - kept
+            return codec.untagged(merged.token_ids[kept:], tag), len(ids) - kept
 
         def keep(turn_text: str, results: Sequence[str]) -> None:
             messages.extend(messages_of(turn_text, results))

@@ -1,7 +1,9 @@
 """Renders an agent's messages as tokens with the policy's chat template. No verl."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -9,7 +11,7 @@ import msgspec
 from agent_loop.gateway.chains import Messages
 from agent_loop.gateway.wire import WireError
 from agent_loop.turns.call_formats.json_values import shown
-from agent_loop.turns.codec import TokenCodec, as_plain_text
+from agent_loop.turns.codec import HFCodec, unused_tag
 from agent_loop.turns.native import plain_word
 from agent_loop.turns.tool_messages import CallId, CannotContinue, Render, ToolMessages, written
 
@@ -32,7 +34,6 @@ class ChatTemplate:
         render: tools -> the same as text, for any messages.
         codec: of the tokenizer.
         end_ids: tokens at which the engine stops.
-        control: texts of the control tokens, which an agent's messages cannot bring in.
         most_tokens: of a prompt and its response.
     """
 
@@ -40,14 +41,12 @@ class ChatTemplate:
         self,
         tokens: Callable[[list[dict[str, Any]], Tools | None], list[int]],
         render: Callable[[Tools], Render],
-        codec: TokenCodec,
+        codec: HFCodec,
         end_ids: frozenset[int],
-        control: Sequence[str],
         most_tokens: int,
     ) -> None:
         self._tokens, self._render, self._codec = tokens, render, codec
-        self._end_ids, self._control = end_ids, control
-        self._control_json = [msgspec.json.encode(text)[1:-1] for text in control]
+        self._end_ids = end_ids
         self._most_characters = LONG_TOKEN * most_tokens
         self._glue: dict[bytes, ToolMessages] = {}
 
@@ -55,8 +54,14 @@ class ChatTemplate:
         """See `chains.PromptTemplate`."""
         self._check_length(messages, tools)
         try:
-            plain = [self._message(each, tools) for each in messages]
-            return self._tokens(plain, self._without_control(tools) or None)
+            shaped = [self._message(each, tools) for each in messages]
+            tags = _Tags(self._codec, [shaped, tools])
+            tagged = [tags.put(each, each["role"] not in ("user", "tool")) for each in shaped]
+            tagged_tools = tags.put(tools, True)
+            if not tags.has_put:
+                return self._tokens(shaped, tools or None)
+            text = self._render(tagged_tools)(tagged, True)
+            return self._codec.untagged(self._codec.encode(tags.moved(text)), tags.within)
         except Exception as error:  # a template may raise anything
             own: BaseException = error
             while own.__context__ is not None:  # verl tries again with a message of its own
@@ -102,8 +107,7 @@ class ChatTemplate:
         if key not in self._glue:
             if len(self._glue) >= MAX_TOOL_LISTS:
                 self._glue.clear()
-            render = self._render(self._without_control(tools))
-            self._glue[key] = ToolMessages(render, self._codec.encode, self._end_ids)
+            self._glue[key] = ToolMessages(self._render(tools), self._codec.encode, self._end_ids)
         return self._glue[key]
 
     def _check_length(self, messages: Messages, tools: Tools) -> None:
@@ -116,25 +120,11 @@ class ChatTemplate:
                 param="messages",
             )
 
-    def _without_control(self, value: Any) -> Any:
-        """The value with no text of a control token in any of its texts."""
-        encoded = msgspec.json.encode(value)  # looking through it is faster than through the value
-        return self._plain(value) if any(text in encoded for text in self._control_json) else value
-
-    def _plain(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return as_plain_text(value, self._control)
-        if isinstance(value, Mapping):
-            return {self._plain(name): self._plain(each) for name, each in value.items()}
-        return [self._plain(each) for each in value] if isinstance(value, list) else value
-
     def _message(self, message: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
-        """A message without control tokens, whose calls have their arguments in the template's
-        form."""
-        own = self._without_control(message)
+        """A message whose calls have their arguments in the template's form."""
+        own = dict(message)
         if not own.get("tool_calls"):
-            return dict(own)
-        own = dict(own)
+            return own
         as_text = self._glue_of(tools).takes_text_arguments
         calls = [call["function"] for call in own["tool_calls"]]
         arguments = [
@@ -156,3 +146,54 @@ def _text_arguments(messages: Messages) -> str:
     odd = [f"{each['name']}({shown(each['arguments'])})" for each in called
            if isinstance(each["arguments"], str)]  # fmt: skip
     return f"; tool_calls: arguments that are no JSON object: {', '.join(odd[:3])}" if odd else ""
+
+
+class _Tags:
+    """Tags beside the marks that an agent's messages have, so that they are found in what the
+    template makes of them.
+
+    The marks of a user's message and of a result are all tagged, those of other texts if they are
+    special: an agent may explain `<tool_call>` in a system message, or send back `<think>`. The tag
+    is after a mark, or before one at the end of a text, because a template may look at how a text
+    begins and ends, as Qwen3's does for `<tool_response>`. It has the length of the mark.
+
+    Args:
+        value: all messages and tools.
+    """
+
+    def __init__(self, codec: HFCodec, value: Any) -> None:
+        self._codec, self.has_put = codec, False
+        self.within = unused_tag([msgspec.json.encode(value).decode()])
+
+    def put(self, value: Any, special_only: bool) -> Any:
+        """The value with tags in all its texts."""
+        if isinstance(value, str):
+            return self._text(value, special_only)
+        if isinstance(value, list):
+            return [self.put(each, special_only) for each in value]
+        if isinstance(value, Mapping):
+            items = value.items()
+            return {self.put(name, True): self.put(each, special_only) for name, each in items}
+        return value
+
+    def moved(self, text: str) -> str:
+        """The text with the tags within its marks."""
+        texts = re.split(rf"{self.within}(\d+)([ab])", text)
+        broken = cache(partial(self._codec.tagged, tag=self.within))
+        for at in range(1, len(texts), 3):
+            length, before, after = int(texts[at]), texts[at - 1], texts[at + 2]
+            if texts[at + 1] == "a":  # the tag is after its mark
+                texts[at - 1] = before[:-length] + broken(before[-length:])
+            else:
+                texts[at + 2] = broken(after[:length]) + after[length:]
+        del texts[1::3], texts[1::2]
+        return "".join(texts)
+
+    def _text(self, text: str, special_only: bool) -> str:
+        parts, done, last = list[str](), 0, len(text.rstrip())
+        for start, end in self._codec.marks(text, special_only=special_only):
+            parts += [text[done:start], text[start:end]]
+            kind = "b" if end >= last else "a"
+            parts.insert(len(parts) - (kind == "b"), f"{self.within}{end - start}{kind}")
+            done, self.has_put = end, True
+        return "".join([*parts, text[done:]])

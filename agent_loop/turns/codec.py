@@ -1,11 +1,25 @@
-"""Text to tokens and back, as a loop needs it of a tokenizer."""
+"""Text to tokens and back, as a loop needs it of a tokenizer.
 
-import copy
-from collections.abc import Sequence
+What a tool, an environment or an agent sends is encoded as text: no token of it is one of the
+tokenizer's marks, special (`<|im_end|>`) or not (`<tool_call>`), and the tokens decode to the same
+text. Where a chat template renders such a text, its marks are broken by a tag before, and the tag
+is taken out of the tokens afterwards.
+"""
+
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
+from secrets import token_hex
 from typing import Any, Protocol
 
+import msgspec
 from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+_BLANKS = " \t\r\n\u2581"  # the last is a blank in vocabularies of sentencepiece
+
+_HIDDEN = token_hex(16)
+"""Is put before the name of a mark, so that no text can have it."""
 
 
 class TokenCodec(Protocol):
@@ -19,7 +33,7 @@ class TokenCodec(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def encode_plain(self, text: str) -> list[int]:
-        """As `encode`, but the text of a control token stays text, because a tool may print it."""
+        """As `encode`, but the text of a mark stays text, because a tool may print it."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
@@ -27,6 +41,8 @@ class TokenCodec(Protocol):
 
 class HFCodec:
     """A Hugging Face tokenizer as `TokenCodec`: no special tokens added or dropped.
+
+    Marks are the added tokens, but for blanks and single characters, which are ordinary text.
 
     The class has its own copies of the fast tokenizer below the wrapper. A call of the wrapper with
     `split_special_tokens` changes the tokenizer that all threads share. A thread that encodes at
@@ -40,8 +56,15 @@ class HFCodec:
 
         ends = {self.message_end_id, tokenizer.eos_token_id}
         self.end_ids = frozenset(end for end in ends if end is not None)
-        self._common = _copy_of(tokenizer, control_tokens=True)
-        self._plain = _copy_of(tokenizer, control_tokens=False)
+        backend, added = _backend_of(tokenizer), tokenizer.added_tokens_decoder
+        self._marks = {
+            token: each.content
+            for token, each in added.items()
+            if len(each.content.strip(_BLANKS)) > 1
+        }
+        self._special = {token for token in self._marks if added[token].special}
+        self._common = _tokenizer_of(backend)
+        self._plain = _tokenizer_of(_without(set(self._marks.values()), backend))
 
     def add_ends(self, token_ids: Sequence[int]) -> None:
         """Add tokens that end a message, as the engine's of the generation config."""
@@ -57,20 +80,50 @@ class HFCodec:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._common.decode(token_ids, skip_special_tokens=False)
 
+    def marks(self, text: str, *, special_only: bool = False) -> list[tuple[int, int]]:
+        """Beginnings and ends of the marks that `encode` finds in a text."""
+        found = self._common.encode(text, add_special_tokens=False)
+        spans = list[tuple[int, int]]()
+        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if token in self._marks and (token in self._special or not special_only):
+                mark = text[start:end]  # some take the blanks around them
+                start += len(mark) - len(mark.lstrip())
+                spans.append((start, start + len(mark.strip())))
+        return spans
 
-def control_texts(tokenizer: Any) -> list[str]:
-    """The texts of the control tokens."""
-    # `all_special_tokens` has only the tokens that have a name, as eos.
-    added = tokenizer.added_tokens_decoder.values()
-    return [token.content for token in added if token.special and len(token.content) > 1]
+    def tagged(self, text: str, tag: str) -> str:
+        """The text with a tag within each mark."""
+        while cuts := [start + 1 for start, end in self.marks(text) if end > start + 1]:
+            text = tag.join(text[at:to] for at, to in pairwise([0, *cuts, len(text)]))
+        return text
 
+    def untagged(self, token_ids: Sequence[int], tag: str) -> list[int]:
+        """The tokens of a text without its tags, whose broken marks are text."""
+        if tag not in self.decode(token_ids):
+            return list(token_ids)
+        ids, stretch = list[int](), list[int]()
+        for token in token_ids:
+            if token in self._marks:
+                ids += [*self._untagged(stretch, tag), token]
+                stretch = []
+            else:
+                stretch.append(token)
+        return ids + self._untagged(stretch, tag)
 
-def as_plain_text(text: str, control: Sequence[str]) -> str:
-    """The text with a blank in each text of a control token, which a template would tokenise as the
-    token."""
-    for token in control:
-        text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
+    def _untagged(self, stretch: list[int], tag: str) -> list[int]:
+        # Some tokenizers write a blank before the first token or after each mark, and read it so.
+        # Behind a mark each token decodes to what it is in the middle of a text.
+        mark, name = next(iter(self._marks.items()))
+        before = len(self.decode([mark]))
+        text = self.decode([mark, *stretch])[before:]
+        if tag not in text:
+            return stretch
+        text = text.replace(tag, "")
+        for given in (text.removeprefix(" "), text):
+            ids = self.encode_plain(_HIDDEN + name + given)[1:]
+            if self.decode([mark, *ids])[before:] == text:
+                break
+        return ids
 
 
 def _message_end(tokenizer: Any) -> int | None:
@@ -97,17 +150,58 @@ def _message_end(tokenizer: Any) -> int | None:
     return control[0] if control else tokenizer.eos_token_id
 
 
-def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:
+def unused_tag(texts: Iterable[str]) -> str:
+    """A tag that is in none of the texts. It has small letters only, which every template and
+    tokenizer leaves as they are."""
+    whole, tag = "\0".join(texts), "qztagqz"
+    while tag in whole:
+        tag += "z"
+    return tag
+
+
+def _backend_of(tokenizer: Any) -> bytes:
+    """The fast tokenizer as JSON."""
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"tokenizer={type(tokenizer).__name__} is not a fast one: agent loops need a fast one "
             "to keep a tool's text apart from control tokens; convert it to tokenizer.json"
         )
-    own = copy.deepcopy(tokenizer.backend_tokenizer)
+    return tokenizer.backend_tokenizer.to_str().encode()
+
+
+def _tokenizer_of(backend: bytes) -> Tokenizer:
+    own = Tokenizer.from_buffer(backend)
     own.no_truncation()
     own.no_padding()
-    own.encode_special_tokens = not control_tokens
     return own
+
+
+def _without(marks: set[str], backend: bytes) -> bytes:
+    """The tokenizer with other names for its marks, their ids unchanged. The vocabulary may have
+    them too, beside the added tokens, and may build them from pieces."""
+
+    def named(text: str) -> str:
+        return _HIDDEN + text if text in marks else text
+
+    whole = msgspec.json.decode(backend)
+    for token in whole["added_tokens"]:
+        if token["content"] in marks:
+            token |= dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+            token["content"] = named(token["content"])
+    model = whole["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {named(piece): token for piece, token in model["vocab"].items()}
+    else:  # Unigram
+        model["vocab"] = [[named(piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token"):
+        model["unk_token"] = named(model["unk_token"])
+    if "merges" in model:
+        model["merges"] = [
+            [first, second]
+            for first, second in model["merges"]
+            if not (first in marks or second in marks or first + second in marks)
+        ]
+    return msgspec.json.encode(whole)
 
 
 @cache

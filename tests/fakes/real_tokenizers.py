@@ -63,7 +63,7 @@ def real_tokenizer(kind: str) -> Any:
 
 def control_ids(tokenizer: Any) -> set[int]:
     """What a tool must never write."""
-    return set(tokenizer.convert_tokens_to_ids(list(CONTROL)))
+    return set(tokenizer.added_tokens_decoder)
 
 
 @lru_cache

@@ -57,7 +57,6 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
             lambda tools: template.render,
             codec,
             codec.end_ids | frozenset(stops),
-            template.control,
             most_tokens=4200,
         ),
         codec=codec,
