@@ -3,10 +3,11 @@
 `python -I -S inside.py CONTROL KIND FOLDER CWD [PORT UID MEMORY_BYTES PROCESSES] -- COMMAND`
 
 CONTROL is a socket to the worker. When all is set up, this process sends descriptors there: of
-FOLDER, so that the worker can read the answer when the sandbox is gone; and in a sandbox of a
-socket that listens on PORT in the sandbox's network, so that the worker itself serves it and no
-process inside need pass bytes on. It becomes the command when the worker answers, and ends if the
-worker has ended. Standard library only, without modules that take long to import.
+FOLDER, so that the worker can read the answer when the sandbox is gone; and in a sandbox of
+/dev/shm, whose files count as memory, and of a socket that listens on PORT in the sandbox's
+network, so that the worker itself serves it and no process inside need pass bytes on. It becomes
+the command when the worker answers, and ends if the worker has ended. Standard library only,
+without modules that take long to import.
 """
 
 import _socket  # without the enums of `socket` and `signal` the start takes 10 ms less
@@ -48,7 +49,7 @@ def main() -> None:
 def enter_sandbox(
     folder: str, port: int, uid: int, memory_bytes: int, processes: int
 ) -> "list[int]":
-    """Take the user and the limits; returns the descriptor of the listening socket."""
+    """Take the user and the limits; returns descriptors of /dev/shm and of the listening socket."""
     import resource
 
     with open("/proc/self/oom_score_adj", "w") as file:
@@ -68,7 +69,7 @@ def enter_sandbox(
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", port))
     listener.listen(128)
-    return [listener.detach()]
+    return [os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY), listener.detach()]
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ FOLDER, HOME, ROW = "/tmp/session", "/tmp/home", "/row.json"
 """Of a program in a sandbox, which can write to /tmp and /dev/shm alone."""
 
 FILES_MB = 512
-"""Largest size of /tmp of one sandbox, and of /dev/shm. Files there take the host's memory, beside
-`memory_mb`."""
+"""Largest size of /tmp of one sandbox, and of /dev/shm. Files there take the host's memory, so they
+count in `memory_mb`."""
 
 _SYSTEM = (
     *("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),

@@ -224,12 +224,13 @@ class AgentProgram:
                 start = self._start(open_fds, row, port, folder)
                 running = self._running(start, variables, open_fds)
                 try:
-                    folder_fd, *listening = await running.begin()
+                    folder_fd, *sandboxed = await running.begin()
                     async with AsyncExitStack() as while_it_runs:
-                        if listening:
-                            listener = Socket(fileno=os.dup(listening[0]))
+                        if sandboxed:
+                            shm_fd, listening = sandboxed
+                            listener = Socket(fileno=os.dup(listening))
                             await while_it_runs.enter_async_context(relayed(listener, socket))
-                            limit = running.keep_below(self._memory_mb)
+                            limit = running.keep_below(self._memory_mb, (folder_fd, shm_fd))
                             while_it_runs.callback(asyncio.ensure_future(limit).cancel)
                         running.allow()
                         await running.ended()

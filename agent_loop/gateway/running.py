@@ -20,7 +20,13 @@ from config.compat import timeout
 from tool_server.isolation import guard
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.isolation.host import interpreter
-from tool_server.isolation.proc import descendants, memory_bytes, resident_bytes
+from tool_server.isolation.proc import (
+    descendants,
+    file_bytes,
+    mapped_bytes,
+    memory_bytes,
+    resident_bytes,
+)
 
 STDOUT_BYTES, STDERR_BYTES = 1 << 16, 4096
 """Bytes that are kept of what a program prints: the last ones."""
@@ -86,7 +92,7 @@ class Running:
         """Read its output, and wait until the command can begin.
 
         Returns:
-            a descriptor of its folder; in a sandbox also of its listening socket.
+            a descriptor of its folder; in a sandbox also of /dev/shm and of its listening socket.
 
         Raises:
             SandboxUnavailable: it is not isolated, so it does not begin.
@@ -114,7 +120,7 @@ class Running:
     def _begun(self) -> list[int]:
         """The descriptors that it sends when it is ready; none if it failed."""
         try:
-            data, fds, _, _ = socket.recv_fds(self._control, 16, 2)
+            data, fds, _, _ = socket.recv_fds(self._control, 16, 3)
         except OSError:
             return []
         family = list(descendants(self.pid))
@@ -156,13 +162,15 @@ class Running:
             self.kill()
             await uninterrupted(self._gone())
 
-    async def keep_below(self, memory_mb: int) -> None:
-        """Kill everything if the processes together have more memory."""
+    async def keep_below(self, memory_mb: int, folders: Sequence[int]) -> None:
+        """Kill everything if the processes and the files of these tmpfs take more memory."""
         exceeds = False
         while not exceeds:
             await asyncio.sleep(MEMORY_EVERY_S)
-            exceeds = await asyncio.to_thread(_exceeds, self.pid, memory_mb << 20)
-        self.stderr.note(f"killed: its processes had more than memory_mb={memory_mb} together")
+            exceeds = await asyncio.to_thread(_exceeds, self.pid, memory_mb << 20, folders)
+        self.stderr.note(
+            f"killed: its processes and files had more than memory_mb={memory_mb} together"
+        )
         self.kill()
 
     def kill(self) -> None:
@@ -257,13 +265,14 @@ class _Tail:
         return self._kept.decode(errors="replace") + self._note
 
 
-def _exceeds(pid: int, limit: int) -> bool:
+def _exceeds(pid: int, limit: int, folders: Sequence[int]) -> bool:
     """Whether the descendants of a process have more bytes of memory together."""
     # What processes share counts several times here, so this is a cheap upper bound.
-    if sum(map(resident_bytes, descendants(pid))) <= limit:
+    files = sum(map(file_bytes, folders))
+    if files + sum(map(resident_bytes, descendants(pid))) <= limit:
         return False
     try:
-        return memory_bytes(pid) > limit
+        return files + memory_bytes(pid) - mapped_bytes(pid, folders) > limit
     except PermissionError:  # a process does not let us look
         return True
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
@@ -100,6 +100,29 @@ def memory_bytes(pid: int) -> int:
         with unless_ended(place), open(f"{place}/smaps_rollup", "rb") as file:
             size_kb += sum_of(file, b"Pss:", b"SwapPss:")
         size_kb += kilobytes(f"{place}/status", b"VmPTE:")
+    return 1024 * size_kb
+
+
+def file_bytes(folder: int) -> int:
+    """Memory that the files of a tmpfs take, those too that are deleted and still open."""
+    about = os.fstatvfs(folder)
+    return (about.f_blocks - about.f_bfree) * about.f_frsize
+
+
+def mapped_bytes(pid: int, folders: Sequence[int]) -> int:
+    """The part of `memory_bytes` that is in `file_bytes` of these tmpfs as well."""
+    size_kb, devices = 0, set[bytes]()
+    for folder in folders:
+        device = os.fstat(folder).st_dev
+        devices.add(f"{os.major(device):02x}:{os.minor(device):02x}".encode())
+    for place in map(living_place, (pid, *descendants(pid))):
+        with unless_ended(place), open(f"{place}/smaps", "rb") as file:
+            is_there = False
+            for words in map(bytes.split, file):
+                if not words[0].endswith(b":"):  # address, rights, offset, device, inode, path
+                    is_there = words[3] in devices
+                elif is_there and words[0] in (b"Pss:", b"SwapPss:"):
+                    size_kb += int(words[1])
     return 1024 * size_kb
 
 

@@ -576,6 +576,42 @@ class TestSandbox:
         end = await end_of(make("sandbox", code, memory_mb=400))
         assert end.exit_code == -9 and "memory_mb=400" in end.stderr
 
+    @pytest.mark.parametrize(
+        ("held", "is_killed"),
+        [
+            (["f('/tmp/a', 150)", "f('/dev/shm/a', 150)", "bytearray(b'x') * (150 << 20)"], True),
+            (["f('/tmp/a', 300)", "f('/dev/shm/a', 60)"], False),
+            # a mapped file counts once
+            (
+                ["f('/dev/shm/a', 250)", "mmap.mmap(held[0].fileno(), 0)", "sum(held[1][::4096])"],
+                False,
+            ),
+        ],
+    )
+    async def test_files_count_as_memory_once(
+        self,
+        make: Callable[..., AgentProgram],
+        held: list[str],
+        is_killed: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ):
+        monkeypatch.setattr("agent_loop.gateway.running.MEMORY_EVERY_S", 0.05)
+        code = """
+            import mmap, time
+            def f(path, megabytes):
+                file = open(path, "w+b")
+                for _ in range(megabytes):
+                    file.write(b"x" * (1 << 20))
+                file.flush()
+                return file
+            held = []
+        """
+        code = textwrap.dedent(code) + "".join(f"held.append({each})\n" for each in held)
+        code += "time.sleep(1)\nprint('whole')"
+        end = await end_of(make("sandbox", code, memory_mb=400))
+        assert (end.answer is None) == is_killed
+        assert ("processes and files had more than memory_mb=400" in end.stderr) == is_killed
+
 
 # --- check ---------------------------------------------------------------------------------------
 
