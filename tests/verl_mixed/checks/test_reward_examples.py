@@ -362,18 +362,18 @@ REWARD_FILE = """
 def anything(data_source, solution_str, ground_truth, extra_info):
     return 1.0
 def half(data_source, solution_str, ground_truth, extra_info):
-    return 0.5 * (extra_info["answer"] == ground_truth["answer"])
+    return 0.5 * (extra_info["answer"] == ground_truth)
 def hashes(data_source, solution_str, ground_truth, extra_info):
-    return float(solution_str.rpartition("#### ")[2] == ground_truth["answer"])
+    return float(solution_str.rpartition("#### ")[2] == ground_truth)
 def thoughts(data_source, solution_str, ground_truth, extra_info):
     return float("<think>" in solution_str)
 def wrong_key(data_source, solution_str, ground_truth, extra_info):
-    return float(ground_truth["result"])
+    return float(extra_info["result"])
 def as_json(data_source, solution_str, ground_truth, extra_info):
     import json
-    return float(json.loads(solution_str)["answer"] == ground_truth["answer"])
+    return float(json.loads(solution_str)["answer"] == ground_truth)
 def as_number(data_source, solution_str, ground_truth, extra_info):
-    return float(int(solution_str.removeprefix("##")) == int(ground_truth["answer"]))
+    return float(int(solution_str.removeprefix("##")) == int(ground_truth))
 def away(data_source, solution_str, ground_truth, extra_info):
     raise ConnectionRefusedError("no server at 10.0.0.1")
 """
