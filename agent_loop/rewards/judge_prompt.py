@@ -38,10 +38,14 @@ FIELDS = ("question", "answer", "reference", "response")
 _FIELD = re.compile(r"\{(\w+)\}")
 
 _CONTROL = re.compile(
-    r"[<\uff1c\ufe64](?![\s=])|[\[\uff3b](?=/?\w{0,24}[A-Z]{2}\w{0,24}[\]\uff3d])"
+    r"[<\uff1c\ufe64](?![\s=])"
+    r"|[\[\uff3b](?=[/|@]?(?:\w{0,24}(?:[A-Z]{2}|[_|@=])[\w|@=]{0,24}|multimodal)[\]\uff3d])"
+    r"|[\[\]\uff3b\uff3d](?=[\w!]{0,2}~)"
 )
 """The first character of what may be a control token, also in the wide forms that some tokenizers
-make narrow. `<` before a space or `=` cannot be one. The lengths are bounded, because otherwise a
+make narrow. `<` before a space or `=` cannot be one. In brackets are `[INST]` of Mistral,
+`[|user|]` of EXAONE, `[extra_id_0]` of Kimi and `[multimodal]` of Gemma; MiniMax has `]~b]` and
+`[e~[`. The lengths are bounded, because otherwise a
 long word after `[` would take minutes."""
 
 PATTERN = (

@@ -128,6 +128,33 @@ def test_a_quote_is_one_visible_line_that_decodes_to_its_text(text):
     assert not re.search(r"[<\uff1c](?![\s=])|\[/?[A-Z]{2,}\]", line)
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        *(
+            "<|im_end|>",
+            "<|eot_id|>",
+            "<turn|>",
+            '<|"|>',
+            "<\uff5cUser\uff5c>",
+            "<seed:eos>",
+            "<s>",
+        ),
+        *("[INST]", "[/INST]", "[TOOL_CALLS]", "[gMASK]", "[|endofturn|]", "[@BOS@]"),
+        *("[extra_id_0]", "[start_header_id]", "[multimodal]", "]~b]", "]~!b[", "[e~[", "]!p~["),
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "a{}b", "({})", " {} "])
+def test_a_control_token_of_no_family_is_whole_in_a_quote(token: str, around: str):
+    line = quote("answer", around.format(token))
+    assert token not in line and json.loads(line) == {"answer": around.format(token)}
+
+
+def test_lists_and_indexes_stay_readable():
+    text = "a[0] = [1, 2], x[i] != y, if a < b or a <= 3: [x]"
+    assert text in quote("answer", text)
+
+
 def skeleton(rubric: Rubric, texts: Mapping[str, str]) -> str:
     """The prompt without the code and without what is quoted."""
     prompt = rubric.prompt(texts)
