@@ -229,6 +229,7 @@ class GatewayAgentLoop(NamedToolsLoop):
                 self.rendering,
                 codec,
                 codec.end_ids | frozenset(stops),
+                codec.mark_texts,
                 self.rollout_config.prompt_length + self.rollout_config.response_length,
             ),
             codec=codec,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -34,6 +34,7 @@ class ChatTemplate:
         render: tools -> the same as text, for any messages.
         codec: of the tokenizer.
         end_ids: tokens at which the engine stops.
+        marks: texts of the tokenizer's marks. Messages without any need no second look.
         most_tokens: of a prompt and its response.
     """
 
@@ -43,10 +44,12 @@ class ChatTemplate:
         render: Callable[[Tools], Render],
         codec: HFCodec,
         end_ids: frozenset[int],
+        marks: Sequence[str],
         most_tokens: int,
     ) -> None:
         self._tokens, self._render, self._codec = tokens, render, codec
         self._end_ids = end_ids
+        self._marks = [msgspec.json.encode(text)[1:-1] for text in marks]
         self._most_characters = LONG_TOKEN * most_tokens
         self._glue: dict[bytes, ToolMessages] = {}
 
@@ -55,6 +58,8 @@ class ChatTemplate:
         self._check_length(messages, tools)
         try:
             shaped = [self._message(each, tools) for each in messages]
+            if not self._may_have_marks([messages, tools]):
+                return self._tokens(shaped, tools or None)
             tags = _Tags(self._codec, [shaped, tools])
             tagged = [tags.put(each, each["role"] not in ("user", "tool")) for each in shaped]
             tagged_tools = tags.put(tools, True)
@@ -119,6 +124,12 @@ class ChatTemplate:
                 code="context_length_exceeded",
                 param="messages",
             )
+
+    def _may_have_marks(self, value: Any) -> bool:
+        """Whether a text in the value may have a mark: a tokenizer normalises what is not ASCII."""
+        encoded = msgspec.json.encode(value)
+        is_odd = bool(self._marks) and not encoded.isascii()
+        return is_odd or any(mark in encoded for mark in self._marks)
 
     def _message(self, message: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
         """A message whose calls have their arguments in the template's form."""

@@ -80,6 +80,10 @@ class HFCodec:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._common.decode(token_ids, skip_special_tokens=False)
 
+    @property
+    def mark_texts(self) -> list[str]:
+        return [*self._marks.values()]
+
     def marks(self, text: str, *, special_only: bool = False) -> list[tuple[int, int]]:
         """Beginnings and ends of the marks that `encode` finds in a text."""
         found = self._common.encode(text, add_special_tokens=False)

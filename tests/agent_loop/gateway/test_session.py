@@ -57,6 +57,7 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
             lambda tools: template.render,
             codec,
             codec.end_ids | frozenset(stops),
+            codec.mark_texts,
             most_tokens=4200,
         ),
         codec=codec,

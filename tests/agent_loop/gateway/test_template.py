@@ -50,7 +50,11 @@ def parts() -> tuple[Any, HFCodec, ChatTemplate]:
     def render(tools: Any) -> Any:
         return lambda messages, prompt: rendered(messages, tools)
 
-    return tokenizer, codec, ChatTemplate(tokens, render, codec, codec.end_ids, 9000)
+    return (
+        tokenizer,
+        codec,
+        ChatTemplate(tokens, render, codec, codec.end_ids, codec.mark_texts, 9000),
+    )
 
 
 def rendered(messages: Sequence[Any], tools: Any) -> str:

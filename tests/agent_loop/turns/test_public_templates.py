@@ -131,7 +131,7 @@ def test_a_loop_behind_the_gateway_is_one_row(templates: dict[str, Render], thou
         template = ChatTemplate(
             lambda messages, tools, render=render: CODEC.encode(render(messages, True)),
             lambda tools, render=render: render,
-            *(CODEC, END_IDS, 100_000),
+            *(CODEC, END_IDS, CODEC.mark_texts, 100_000),
         )
         chains, conversation = Chains(template), [USER]
         for number in range(4):
