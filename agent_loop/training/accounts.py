@@ -47,7 +47,6 @@ from agent_loop.training.alarms import (
 from agent_loop.training.retention import prune_trajectories, sampled_groups
 from agent_loop.training.trained_batch import copy_of, parts, read_token_sums, read_whole
 from agent_loop.training.trainer_state import Prepared, TrainerState
-from agent_loop.turns.codec import codec_of
 from config.disk import write_whole
 from samplers.adaptive.controller import MILLION, mean_advantage
 from samplers.ledger import Decision, LedgerEntry, Outcome
@@ -158,6 +157,8 @@ class Accounts(TrainerState):
         Args:
             whole: records that are read already, by key.
         """
+        from agent_loop.turns.codec import codec_of  # few steps need it
+
         decode = codec_of(self.tokenizer).decode
         drifted = 0
         for part in parts(compared, [t.response_tokens or 0 for t in compared]):
