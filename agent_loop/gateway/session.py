@@ -38,6 +38,12 @@ from config.compat import timeout
 from config.gateway import MAX_REQUESTS
 from tool_server.wire.protocol import Fault
 
+_NEUTRAL = {
+    **{"top_p": 1.0, "min_p": 0.0, "top_k": -1},
+    **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
+}
+"""Values of sampling parameters that ask for nothing."""
+
 MOST_IGNORED = 50
 """Names of ignored fields that are kept of one session."""
 
@@ -247,7 +253,8 @@ class Session:
     def _temperature(self, request: ModelRequest) -> float:
         asked, common = request.sampling.get("temperature"), self.temperature
         others = request.sampling.keys() - (self.policy.agent_may_set if common else set())
-        self._ignore([name for name in others if request.sampling[name] != common])
+        without_effect = _NEUTRAL | {"temperature": common}
+        self._ignore([n for n in others if request.sampling[n] != without_effect.get(n)])
         if asked is None or asked == common or "temperature" in others:
             return common  # 0: the session is greedy, as the baseline of `remax`
         if asked <= 0:
