@@ -13,7 +13,8 @@ tokens of [user] and A as they were sampled, and then those of the other result.
 turn of its conversation, because A is the first.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
@@ -25,6 +26,7 @@ import msgspec
 from agent_loop.gateway.demands import demand_of, with_demand
 from agent_loop.gateway.wire import ModelRequest
 from agent_loop.records.trajectory_record import StopReason
+from agent_loop.turns.observation_style import LONG_TEXT
 from agent_loop.turns.tool_messages import CannotContinue, shared_length
 from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Rollout
@@ -136,8 +138,11 @@ class Chains:
         self._said = set[bytes]()
         """The model's messages, as comparable texts."""
 
-    def place(self, request: ModelRequest, temperature: float) -> Continuation:
+    async def place(self, request: ModelRequest, temperature: float) -> Continuation:
         """Find the sequence that a request continues, or begin one; it is busy until `say`.
+
+        Long messages are tokenised in a thread; meanwhile other requests may go on from the same
+        place, and then this one is a branch.
 
         Raises:
             WireError: the template refuses the messages.
@@ -150,16 +155,20 @@ class Chains:
             if (point := self._points.get(digests[count - 1])) is None:
                 continue
             sequence = point.sequence
-            tokens = sequence.rollout.trajectory.ids
-            before = tokens[: len(sequence.rollout.trajectory.prompt_ids) + point.response_tokens]
+            trajectory = sequence.rollout.trajectory
+            before = trajectory.ids[: len(trajectory.prompt_ids) + point.response_tokens]
             new = with_demand(messages[count:], demand, point.demand)
             thinks = any(message.get("reasoning_content") for message in messages[:count])
             try:
-                glue = self._template.glue_ids(point.said, new, request.tools, before[-1], thinks)
+                glue = await _tokenised(
+                    new, self._template.glue_ids, point.said, new, request.tools, before[-1], thinks
+                )
             except CannotContinue:
                 break
             read = len(before) + len(glue)
-            if sequence.is_busy or len(before) < len(tokens):  # an earlier place of the sequence
+            if sequence.is_busy or len(before) < len(
+                trajectory.ids
+            ):  # an earlier place of the sequence
                 ids, glue = before + glue, []
                 behind = self._turns_behind(messages, texts, count, sequence)
                 sequence = self._begin(ids, "branch", sequence, tools, temperature)
@@ -167,7 +176,8 @@ class Chains:
             sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
             sequence.demand = demand
             return Continuation(sequence=sequence, added=glue, read=read, reused=len(before))
-        ids = self._template.prompt_ids(with_demand(messages, demand), request.tools)
+        asked = with_demand(messages, demand)
+        ids = await _tokenised(asked, self._template.prompt_ids, asked, request.tools)
         cause, parent, shared = self._why_new(texts, tools, temperature)
         behind = self._turns_behind(messages, texts, shared, parent)
         sequence = self._begin(ids, cause, parent, tools, temperature)
@@ -264,6 +274,15 @@ class Chains:
         if sequence.temperature != temperature:
             return "temperature", sequence, count
         return "again" if count == len(texts) else "template", sequence, count
+
+
+async def _tokenised(
+    messages: Messages, work: Callable[..., list[int]], *arguments: Any
+) -> list[int]:
+    """What `work` returns; from a thread if the messages are long."""
+    if sum(len(message.get("content") or "") for message in messages) > LONG_TEXT:
+        return await asyncio.to_thread(work, *arguments)
+    return work(*arguments)
 
 
 def texts_of(messages: Messages) -> list[bytes]:

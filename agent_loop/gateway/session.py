@@ -187,7 +187,7 @@ class Session:
         """
         self._check(request)
         temperature = self._temperature(request)
-        continuation = self._chains.place(request, temperature)
+        continuation = await self._chains.place(request, temperature)
         said = None
         try:
             reply, said = await self._say(request, continuation)
@@ -244,11 +244,6 @@ class Session:
                 code="unsupported_value",
                 param="messages",
             )
-        if self._requests >= self.max_requests:
-            raise self._out_of_turns(
-                f"this session has had its {self.max_requests} messages of the model (max_requests "
-                "of the agent)"
-            )
 
     def _temperature(self, request: ModelRequest) -> float:
         asked, common = request.sampling.get("temperature"), self.temperature
@@ -270,6 +265,11 @@ class Session:
         sequence, codec = continuation.sequence, self.policy.codec
         rollout = sequence.rollout
         trajectory = rollout.trajectory
+        if self._requests >= self.max_requests:
+            raise self._out_of_turns(
+                f"this session has had its {self.max_requests} messages of the model (max_requests "
+                "of the agent)"
+            )
         if sequence.turns >= self.budget.max_turns:
             raise self._out_of_turns(
                 f"this conversation has had its {self.budget.max_turns} messages of the model "
@@ -283,7 +283,7 @@ class Session:
                 "left",
                 code="context_length_exceeded",
             )
-        self._requests += 1  # nothing was awaited since `_check`, so there is one left
+        self._requests += 1  # nothing was awaited since the check, so there is one left
         sequence.last_request = self._requests
         self._hand_over_calls(rollout)
         if continuation.added:

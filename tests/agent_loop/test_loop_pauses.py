@@ -14,7 +14,9 @@ import pytest
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.gateway import chat_completions
+from agent_loop.gateway.chains import Chains
 from agent_loop.gateway.demands import unless_long
+from agent_loop.gateway.template import ChatTemplate
 from agent_loop.gateway.wire import WireError
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import TrajectoryTools
@@ -123,6 +125,23 @@ async def test_a_large_schema_of_a_request_to_the_gateway():
     await assert_no_pause(lambda: unless_long(chat_completions.parse, body(next(counts))))
     with pytest.raises(WireError, match=r"response_format.json_schema.schema=.*more than 64 KiB"):
         await unless_long(chat_completions.parse, body(5000))
+
+
+@pytest.mark.parametrize("end", ["", "<think>"])
+async def test_a_long_message_of_an_agent(end: str):
+    codec = HFCodec(real_tokenizer("pieces"))
+
+    def render(messages: Any, add_generation_prompt: bool) -> str:
+        return "".join(f"{each['role']}: {each['content']}\n" for each in messages)
+
+    template = ChatTemplate(
+        lambda messages, tools: codec.encode(render(messages, True)),
+        lambda tools: render,
+        *(codec, codec.end_ids, [*codec.mark_texts, end], 100_000),
+    )
+    asked = [{"role": "user", "content": 80_000 * "word " + end}]
+    request = chat_completions.parse({"model": "m", "messages": asked})
+    await assert_no_pause(lambda: Chains(template).place(request, 1.0))
 
 
 async def test_messages_of_100_kb_in_react():

@@ -1,5 +1,6 @@
 """The chat templates of public models, from the wheel of TRL: a loop of tools only adds to them."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_a_loop_behind_the_gateway_is_one_row(templates: dict[str, Render], thou
         chains, conversation = Chains(template), [USER]
         for number in range(4):
             body = {"model": "m", "messages": conversation, "tools": TOOLS}
-            where = chains.place(chat_completions.parse(body), 1.0)
+            where = asyncio.run(chains.place(chat_completions.parse(body), 1.0))
             trajectory = where.sequence.rollout.trajectory
             trajectory.add_tool_tokens(where.added, "")
             trajectory.add_model_tokens([min(END_IDS)], [-1.0])
