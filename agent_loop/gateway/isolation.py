@@ -98,17 +98,21 @@ def lies_in(path: str, folder: str) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def _masks(shown: Sequence[str], hidden: Sequence[str]) -> list[str]:
-    """Options of bwrap that put something empty over what is hidden of the shown folders."""
+def _masks(shown: Mapping[str, str], hidden: Sequence[str]) -> list[str]:
+    """Options of bwrap that put something empty over what is hidden of the shown folders.
+
+    Args:
+        shown: each with the folder that it leads to.
+    """
     masked, argv = list[str](), list[str]()
     for path in sorted({os.path.realpath(each) for each in hidden}):  # a folder before its files
-        if not os.path.exists(path) or any(lies_in(path, folder) for folder in masked):
+        if not os.path.exists(path) or any(path.startswith(f"{folder}/") for folder in masked):
             continue
         masked.append(path)
-        for folder in shown:
-            if path == (there := os.path.realpath(folder)) or not lies_in(path, there):
+        for folder, there in shown.items():
+            if not path.startswith(f"{there}/"):
                 continue
-            at = os.path.join(folder, os.path.relpath(path, there))
+            at = folder + path.removeprefix(there)
             if os.path.isdir(path):
                 argv += ["--tmpfs", at, "--remount-ro", at]
             else:
@@ -143,13 +147,16 @@ class AgentSandbox:
         temporary = tempfile.gettempdir()  # with the folders of other sessions
         if not any(lies_in(path, temporary) for path in paths):
             hidden = [*hidden, temporary]
+        self._shown = {path: os.path.realpath(path) for path in paths}
+        self._hidden = hidden
         size = str(FILES_MB << 20)
-        self._options = [
+        self._before_masks = [
             *(program("bwrap"), *_ENDS_TOGETHER),
             *("--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
             *("--size", size, "--perms", "1777", "--tmpfs", "/tmp"),
-            *binds(list(dict.fromkeys(paths))),
-            *_masks(paths, hidden),
+            *binds([*self._shown]),
+        ]
+        self._after_masks = [
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"),
         ]
@@ -157,7 +164,8 @@ class AgentSandbox:
     def start(self, open_fds: ExitStack, row: bytes, port: int, cwd: str | None) -> Start:
         """What it holds is free again when `open_fds` closes."""
         uid, fds = UIDS.start, list[int]()
-        options = self._options[:]
+        masks = _masks(self._shown, self._hidden)  # anew: checkpoints are made in the run
+        options = [*self._before_masks, *masks, *self._after_masks]
 
         def data(content: bytes) -> str:
             fds.append(memory_file(open_fds, content))

@@ -563,6 +563,22 @@ class TestSandbox:
             end = await end_of(AgentProgram(**{**entry, **made}, where="sandbox"), row=b"{}")
             assert (end.answer, end.stderr) == ("beside public []", "")
 
+    async def test_what_is_made_after_the_first_session_is_hidden_from_the_next(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        os.chmod(tmp_path, 0o755)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        (tmp_path / "temporary").mkdir()
+        (tmp_path / "script.sh").write_text("echo $(cat checkpoints/rows logs/rows)")
+        made = with_absolute_paths({"command": "sh script.sh", "cwd": "."}, ["checkpoints"])
+        program = AgentProgram(**{"command": "sh script.sh", **made}, where="sandbox")
+        await end_of(program, row=b"{}")
+        for folder in ("checkpoints", "logs"):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "rows").write_text("42")
+        assert (await end_of(program, row=b"{}")).answer is None
+
     async def test_memory_of_all_processes_together_is_limited(
         self, make: Callable[..., AgentProgram]
     ):
