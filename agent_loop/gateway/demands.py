@@ -71,11 +71,13 @@ async def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
     if not demand_of(request):
         return None
     called, choice = [call.name for call in reply.calls], request.tool_choice
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
+    if unknown := set(called) - schemas.keys():
+        return f"there is no tool {', '.join(sorted(unknown))}"
     if choice == "required" and not called:
         return "no tool was called"
     if choice not in ("auto", "none", "required") and set(called) != {choice}:
         return f"{choice} was to be called, not {', '.join(called) or 'no tool'}"
-    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
     for call in reply.calls:
         if call.name in request.strict:
             spec = await unless_long(checker, schemas[call.name])
@@ -84,13 +86,17 @@ async def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
     if request.answer_schema is None or called:
         return ""
     try:
-        answer = json.loads(reply.content)
+        answer = json.loads(reply.content, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         return f"the message is no JSON: {error}"[:200]
     if not isinstance(answer, dict):
         return "the message is no JSON object"
     spec = await unless_long(checker, request.answer_schema)
     return await spec.mistake_in_loop(answer) or ""
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 class LongCheckError(Exception):
