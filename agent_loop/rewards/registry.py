@@ -20,6 +20,7 @@ from agent_loop.rewards.math import MathReward
 from agent_loop.rewards.qa import QAReward
 from agent_loop.rewards.reasoning_gym import ReasoningReward, missing_package
 from config.schema import LOOPS_OWN, load_section
+from config.schema import default_reward as default_reward
 
 _Maker = Callable[[str, Mapping[str, Any]], Reward]
 

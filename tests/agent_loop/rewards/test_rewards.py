@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop import rewards
 from agent_loop.rewards import (
     REWARDS,
     Attempt,
@@ -95,6 +96,7 @@ def test_sources_have_a_default_reward():
         "math",
         "exact_match",
     ]
+    assert rewards.default_reward is default_reward  # the name of 1.1.0
     assert [n for n in REWARDS if runs_programs(n)] == ["code", "code_reward"]
 
 
