@@ -38,6 +38,9 @@ _THOUGHT_TEXT = f"<think>\n{_THOUGHT}\n</think>\n\n"
 MAX_KEPT = 512
 """Glue that is kept, of so many combinations of names and ids."""
 
+LOOP_TURNS = 8
+"""Of the loops that `check` plays, because a template may shorten all but the last few turns."""
+
 Writing = Literal["plain", "json", "ascii json"]
 
 
@@ -121,7 +124,7 @@ class ToolMessages:
         for count in (1, 2) if several else (1,):
             turns = [
                 [CallId("probe", new_call_id(2 * turn + at)) for at in range(count)]
-                for turn in (0, 1, 2)
+                for turn in range(LOOP_TURNS)
             ]
             for thinks in (False, True):
                 self.glue(turns[0], thinks=thinks)

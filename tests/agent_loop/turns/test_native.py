@@ -348,6 +348,10 @@ def _raises(messages: Any, text: str) -> str:
             lambda m, text: text.replace("qztextqz", "" if len(m) > 5 else "qztextqz"),
             "later ones follow: 'qztextqz.*' becomes ",
         ),
+        (  # the first turn is shortened in the seventh
+            lambda m, text: text.replace("qztextqz0", "..." if len(m) > 14 else "qztextqz0"),
+            "later ones follow: 'qztextqz0.*' becomes ",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_continued_is_refused_with_the_reason(change: Any, words: str):
