@@ -47,7 +47,7 @@ _SPELLINGS = [
             r"|(?<=\d)\\[,!](?=\d)",
             "",
         ),
-        (r"^\\\[(.*)\\\]$", r"\1"),
+        (r"^\\[\[(](.*)\\[\])]$", r"\1"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
@@ -69,8 +69,8 @@ _SPELLINGS = [
         (r"\^\\circ\s*(?:\\text\s*\{)?\s*([CF]?)\s*\}?$", r" degree \1"),
         (r"\\math(?:bf|it)\s*\{([a-zA-Z])\}|\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r" \1\2"),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox)\s*(?=\{)", r"\\text"),
-        (r"\\frac\s*(\d)\s*(?=[\d{])", r"\\frac{\1}"),
-        (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+        (r"\\frac\s*(\d|\\pi)\s*(?=[\d{]|\\pi)", r"\\frac{\1}"),
+        (r"(\\frac\{[^{}]*\})\s*(\d|\\pi)", r"\1{\2}"),
         (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
         (r"\+\s*\\infty", r"\\infty"),
         (r"(\d)\s+(\d+)/(\d+)$", r"\1\\frac{\2}{\3}"),  # a mixed number
@@ -142,18 +142,23 @@ _OF_NUMBERS = re.compile(r"(?:\\?(?:frac|sqrt|pi|times|cdot|circ|mp|pm)|[\d.\s{}
 """What has no names, and no functions but roots."""
 
 _ROOT_OR_DEGREE = r"\^(?:\\circ|\{[^{}]*(?:/|\.|\\frac))"
+_FACTOR = rf"(?<![\d.^]){_DIGITS}\)?(?:{_TIMES}?(?:\\pi|\\sqrt\{{[^{{}}]*\}}))*"
+_I = r"(?<![\\a-z}])i(?![\\a-z])"  # with a plain factor
 _LEFT_TO_DO = [
     re.compile(pattern)
     for pattern in (
         r"[\w)}](?:[+-]|\\[mp][mp])",
-        rf"(?<![\d.\w}}]){_DIGITS}[+-]{_DIGITS}(?![\d.\w\\(^])",
-        rf"(?<![\d.^]){_DIGITS}\)?{_TIMES}\(?-?(?!10\^){_DIGITS}(?![\d.]|{_ROOT_OR_DEGREE})",
-        rf"(?<![\d.^]){_DIGITS}\)?(?:{_TIMES}\(?-?\\frac\{{\d|\(-?{_DIGITS}\))",
+        rf"(?<![\d.\w}}^]){_DIGITS}[+-]{_DIGITS}(?![\d.\w\\(^])",
+        rf"{_FACTOR}{_TIMES}\(?-?(?!10\^){_DIGITS}(?![\d.]|{_ROOT_OR_DEGREE})",
+        rf"{_FACTOR}(?:{_TIMES}\(?-?\\frac\{{\d|\(-?{_DIGITS}\))",
+        rf"(?<![\d.])(?!10\^){_DIGITS}\^(?:\d|\{{\d+\}}){_TIMES}{_DIGITS}",
+        rf"{_I}.*{_I}|\([^()]*{_I}[^()]*\)\^",
         rf"(?<![\d.])(?!10\^){_DIGITS}(?!{_ROOT_OR_DEGREE})\^",
     )
 ]
-"""Sums; then sums, products and whole powers of plain numbers. `2+\\sqrt{3}` is finished where the
-ground truth has a sum too, `10^{3}` and `2^{1/2}` always."""
+"""Sums; then sums, products, products of whole powers, products and powers of complex numbers, and
+whole powers of plain numbers. `2+\\sqrt{3}` is finished where the ground truth has a sum too,
+`10^{3}` and `2^{1/2}` always."""
 
 _IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
 """A number in a base begins with a digit, because `V_1` is a name."""

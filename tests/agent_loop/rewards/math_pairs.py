@@ -529,6 +529,16 @@ FINISHED = [
     (r"0", r"0"),
     (r"-0", r"0"),
     (r"0.0", r"0"),
+    (r"\(18\)", r"18"),
+    (r"\frac{e^2-1}{2}", r"\frac{e^2}{2}-\frac12"),
+    (r"\frac{\pi}{6}", r"\frac\pi6"),
+    (r"\frac\pi{12}", r"\frac{\pi}{12}"),
+    (r"\frac2\pi", r"\frac{2}{\pi}"),
+    (r"\frac{3}\pi", r"\frac{3}{\pi}"),
+    (r"3^5\cdot 2^{12}", r"2^{12}\cdot3^5"),
+    (r"4\pi\times10^{-7}", r"4\pi\cdot10^{-7}"),
+    (r"2\cdot\sqrt{3}\cdot\sqrt{5}", r"2\sqrt{15}"),
+    (r"3i+2i\sqrt{2}", r"(3+2\sqrt2)i"),
 ]
 
 LEFT_TO_DO = [
@@ -629,6 +639,14 @@ LEFT_TO_DO = [
     (r"\int_0^\pi \sin x dx", r"2"),
     (r"\frac{\pi}{3}-\frac{\pi}{4}", r"\frac{\pi}{12}"),
     (r"2^{100}", r"1267650600228229401496703205376"),
+    (r"2\pi\cdot3", r"6\pi"),
+    (r"2\cdot\pi\cdot3", r"6\pi"),
+    (r"2\sqrt{3}(4)", r"8\sqrt3"),
+    (r"2^{50}\cdot2^{50}", r"2^{100}"),
+    (r"2^3\cdot2^2", r"2^5"),
+    (r"(2+3i)(1-i)", r"5+i"),
+    (r"2+i-1+2i", r"1+3i"),
+    (r"(1+2i)^2", r"-3+4i"),
 ]
 
 SMALL = [
