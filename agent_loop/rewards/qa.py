@@ -2,8 +2,9 @@
 
 Source: Rajpurkar et al. 2016, the evaluation script of SQuAD v1.1: lower case, no ASCII
 punctuation, no articles, single spaces; the best of several right answers counts. Two differences,
-both where the article "a" would be lost. A right answer that is an option, such as `A` or `(B)`, is
-compared by its letter. One of which nothing is left, such as `The`, is compared as it is.
+both where the article "a" would be lost. A right answer that is an option or several, such as `(B)`
+or `A, C`, is compared by its letters. One of which nothing is left, such as `The`, is compared as
+it is.
 """
 
 import re
@@ -21,6 +22,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _BESIDE_OPTION = re.compile(r"\b(an|the|option|choice)\b")
 """Words that do not count beside the letter of an option."""
 
+_OPTIONS = re.compile("[a-z](?: (?:and )?[a-z])*")
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -37,7 +40,7 @@ def _option(text: str) -> str:
 @lru_cache(1 << 16)  # each trajectory of a group has the same target
 def _wanted(target: str) -> tuple[Callable[[str], str], str, Counter[str]]:
     """(how answers are normalised for a target, its normal form, the words of that)."""
-    form = _option if re.fullmatch("[a-z]", _option(target)) else normalise
+    form = _option if _OPTIONS.fullmatch(_option(target)) else normalise
     form = form if form(target) else str.lower
     return form, form(target), Counter(form(target).split())
 

@@ -96,6 +96,13 @@ async def test_each_letter_of_an_option_is_judged_as_every_other(written, target
                     assert score == (other == letter)
 
 
+@pytest.mark.parametrize("target", ["A, C", "(A) and (C)", "A C"])
+def test_the_letter_a_counts_among_several_options(target):
+    assert exact_match(target, [target]) == f1(target, [target]) == 1
+    assert exact_match("C", [target]) == 0
+    assert f1("C", [target]) < 1
+
+
 @pytest.mark.parametrize(
     ("answer", "em", "share"),
     [
