@@ -1,7 +1,7 @@
 """JSON schemas of users and MCP servers, and the check of a model's values within a CPU limit.
 
-Nothing is fetched. The library jsonschema checks. It is stopped between two keywords, so the
-keywords whose own work grows faster than the value are written here: regular expressions and
+Nothing is fetched. The library jsonschema checks. It is stopped between two keywords or errors, so
+the keywords whose own work grows faster than the value are written here: regular expressions and
 `uniqueItems`.
 """
 
@@ -130,9 +130,11 @@ def _left_s() -> float:
 # --- keywords: (validator, the keyword's value, the value to check, its schema) -> errors ---------
 
 
-def _in_time(check: Any, *arguments: Any) -> Iterator[ValidationError] | None:
+def _in_time(check: Any, *arguments: Any) -> Iterator[ValidationError]:
     _left_s()
-    return check(*arguments)
+    for error in check(*arguments) or ():
+        _left_s()
+        yield error
 
 
 def _matches(pattern: str, text: str) -> bool:
@@ -182,9 +184,16 @@ def _unique_items(_: Any, is_wanted: bool, items: Any, schema: Any) -> Iterator[
 
 
 def _key(value: Any) -> Hashable:
-    """Equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
+    """Equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not.
+
+    Numbers become texts, because anybody can write thousands of integers with the same hash.
+    """
+    if isinstance(value, list | dict):
+        _left_s()
     if isinstance(value, list):
         return tuple(map(_key, value))
     if isinstance(value, dict):
         return frozenset((name, _key(each)) for name, each in value.items())
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int, str(int(value) if value == int(value) else value)
     return (bool, value) if isinstance(value, bool) else value

@@ -58,6 +58,11 @@ SLOW = "^(a|aa)+$"
         ({"patternProperties": {SLOW: {}}}, {LONG: 1}),
         ({"patternProperties": {SLOW: {}}, "additionalProperties": False}, {LONG: 1}),
         ({"anyOf": [{"items": {"maximum": n}} for n in range(1000)]}, 3000 * [1000]),
+        (
+            {"dependentRequired": {str(n): [*map(str, range(500))] for n in range(400, 700)}},
+            {str(n): 1 for n in range(400, 700)},
+        ),
+        ({"uniqueItems": True}, [{"a": [{"b": [n]}]} for n in range(100_000)]),
     ],
 )
 def test_a_check_that_takes_long_ends_at_its_limit(schema: dict[str, Any], value: Any):
@@ -72,6 +77,7 @@ def test_a_check_that_takes_long_ends_at_its_limit(schema: dict[str, Any], value
     [
         ({"uniqueItems": True}, [{"a": n} for n in range(5000)]),
         ({"uniqueItems": True}, [[n, str(n)] for n in range(5000)]),
+        ({"uniqueItems": True}, [[n * (2**61 - 1)] for n in range(8000)]),  # of one hash
         ({"contains": {"type": "integer"}, "unevaluatedItems": False}, [*range(5000)]),
         ({"additionalProperties": True, "unevaluatedProperties": False}, dict.fromkeys("abc", 1)),
     ],
