@@ -90,6 +90,8 @@ def _read_call(block: str, start: int) -> tuple[ParsedCall, int]:
         if key is None:
             there = shown(block[at : at + 41]) if at < len(block) else "the end"
             raise Unreadable(f"in the call of {shown(name)}, {there} is no KEY=VALUE", at, name)
+        if key.group(1) in arguments:
+            raise Unreadable(f"the call of {shown(name)} has {shown(key.group(1))} twice", at, name)
         arguments[key.group(1)], at = _read_value(block, key.end(), name, key.group(1))
         if block.startswith(",", at):
             at = skip_space(block, at + 1)

@@ -215,6 +215,13 @@ LFM2 = [
         mistakes=("in the call of 'f', '1)]' is no KEY=VALUE",),
     ),
     Case(
+        text=f"{O}[f(a=1, a=2)]{E}",
+        calls=[],
+        vllm=[("f", {"a": 2})],
+        why="a value would be lost",
+        mistakes=("the call of 'f' has 'a' twice",),
+    ),
+    Case(
         text=f"{O}[g(), f(a=open('x'))]{E}",
         calls=[("g", {})],
         why="the model is told",
