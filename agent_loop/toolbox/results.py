@@ -42,7 +42,7 @@ def text_of(value: Any, tool: str) -> str:
     try:
         plain = json.loads(json.dumps(value, default=_plain), parse_constant=str)
         return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a class of the user's may raise anything
         raise ToolUnavailable(
             f"tool={tool!r} returned a value of type {type(value).__name__} that is no JSON "
             f"({str(error).split(';')[0]:.200}); return a text, or numbers, texts, lists and dicts",

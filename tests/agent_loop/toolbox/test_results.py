@@ -103,3 +103,12 @@ def test_a_value_that_is_no_json_is_a_fault_with_tool_type_and_remedy(value: Any
     assert message.startswith(f"tool='look_up' returned a value of type {words}")
     assert message.endswith("; return a text, or numbers, texts, lists and dicts")
     assert raised.value.tool == "look_up" and raised.value.again is Again.NEVER
+
+
+def test_a_class_that_cannot_be_written_is_a_fault_whatever_it_raises():
+    class Broken:
+        def tolist(self) -> list[int]:
+            raise KeyError("gone")
+
+    with pytest.raises(ToolUnavailable, match="type Broken that is no JSON"):
+        text_of(Broken(), "look_up")
