@@ -40,6 +40,8 @@ def check_schema(schema: dict[str, Any], name: str) -> None:
         validator_for(schema).check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"{name}: no JSON schema ({error.message:.200}); correct it") from error
+    except RecursionError as error:
+        raise ValueError(f"{name}: nested too deeply to be checked; write it flatter") from error
     if (lost := _lost_reference(schema)) is not None:
         raise ValueError(
             f"{name}: $ref={lost!r} is not in the schema, and nothing is fetched; write it out"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema.validators import Draft7Validator, Draft202012Validator
 
-from agent_loop.json_schemas import CheckTooLong, broken_rule, validator_of
+from agent_loop.json_schemas import CheckTooLong, broken_rule, check_schema, validator_of
 
 SMALL = st.none() | st.booleans() | st.integers(-1, 1) | st.sampled_from([0.0, 1.0, "", "a", "ab"])
 VALUES = st.recursive(
@@ -102,3 +102,11 @@ def test_a_draft_keeps_its_keywords():
     assert broken_rule(validator_of(schema), [1, None], 60.0) is None
     error = broken_rule(validator_of(schema), [1, 2], 60.0)
     assert error is not None and json.dumps([*error.absolute_path]) == "[1]"
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_name():
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        schema = {"not": schema}
+    with pytest.raises(ValueError, match="tool='t': nested too deeply"):
+        check_schema(schema, "tool='t'")
