@@ -4,6 +4,7 @@ The tool server, an environment server, the gateway and the viewer ask this befo
 our modules it imports `tokens` alone, so that an interpreter with aiohttp can serve environments.
 """
 
+import re
 from collections.abc import Mapping
 
 from tool_server.wire.tokens import is_loopback
@@ -32,7 +33,6 @@ def web_page_fault(
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a `Host` header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+    """The name or address in a `Host` header, without its port; empty if it has another form."""
+    match = re.fullmatch(r"(?:\[(.*)\]|([^:]*))(?::\d*)?", host)
+    return "" if match is None else (match[1] or match[2] or "").lower()

@@ -54,7 +54,7 @@ async def gateway(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[As
     async def nothing(action: object) -> Observation:
         return Observation(text="")
 
-    gateway, session = Gateway(), session_of("hermes", [])
+    gateway, session = Gateway(), session_of("hermes", [], takes_reward=True)
     address = await gateway.open(session, McpEndpoint(session, SPECS, nothing))
     yield asking(http, "POST", address.reward, {"reward": 0.5})
     await gateway.close()
@@ -78,6 +78,8 @@ OF_A_PAGE = (
     *(
         {"Host": "evil.example", "Sec-Fetch-Site": "same-origin"},
         {"Host": "localhost.evil.example"},
+        {"Host": "[::1].evil.example"},
+        {"Host": "127.0.0.1:80@evil.example:80"},
     ),
     {"Content-Type": "text/plain", "Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"},
 )
