@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     scan = Scan()
     problems = read_all(arguments.logs, scan)
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {printable(problem)}", file=sys.stderr)
     if not scan.bytes_read:
         if not problems:
             print("error: every log is empty; name another log", file=sys.stderr)
@@ -97,7 +97,7 @@ def read_all(logs: Sequence[str], scan: Scan) -> list[str]:
             try:
                 chunks = log_chunks(log.path, log.name)
                 if not scan.read(chunks, log.name, finite_only=log.finite_only):
-                    print(f"note: {log.name} is empty", file=sys.stderr)
+                    print(f"note: {printable(log.name)} is empty", file=sys.stderr)
             except OSError as error:
                 problems.append(f"cannot read {log.name}: {error.strerror or error}")
     return problems
@@ -191,7 +191,7 @@ def _last_errors(scan: Scan) -> list[str]:
 
 
 def _where(place: Place) -> str:
-    return f"{place.file}:{place.line} (byte {place.offset})"
+    return printable(f"{place.file}:{place.line} (byte {place.offset})")
 
 
 def _wrapped(name: str, text: str) -> list[str]:

@@ -18,7 +18,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from verl_mixed.run.text import printable
+
 CHUNK_BYTES = 1 << 20
+
+XZ_BYTES = 1 << 28
+"""Memory to unpack xz; what `xz -9` writes needs a quarter of it."""
 
 PACKED = (".gz", ".xz", ".zst")
 """Ends of the names of compressed logs. The first bytes of a file decide what it is."""
@@ -60,7 +65,7 @@ def _unpacked(path: Path | None, name: str) -> Iterator[bytes]:
                 yield from _read(file.read)
         except _DAMAGED as error:
             # the log is still written, or a full disk cut it off
-            print(f"note: {name} ends in its middle: {error}", file=sys.stderr)
+            print(f"note: {printable(name)} ends in its middle: {error}", file=sys.stderr)
 
 
 def _read(read: Callable[[int], bytes | None]) -> Iterator[bytes]:
@@ -69,14 +74,15 @@ def _read(read: Callable[[int], bytes | None]) -> Iterator[bytes]:
 
 
 def _read_xz(file: BinaryIO) -> Iterator[bytes]:
-    unpack, is_whole = lzma.LZMADecompressor(), True
+    unpack, is_whole = lzma.LZMADecompressor(memlimit=XZ_BYTES), True
     while data := file.read(CHUNK_BYTES):
-        while data.strip(b"\0"):  # zeros may pad a stream
-            if text := unpack.decompress(data):
+        # zeros may pad a stream; text that no chunk had room for needs no input
+        while data.strip(b"\0") or not (unpack.needs_input or unpack.eof):
+            if text := unpack.decompress(data, CHUNK_BYTES):
                 yield text
             is_whole, data = unpack.eof, unpack.unused_data
             if unpack.eof:  # a file may have several streams
-                unpack = lzma.LZMADecompressor()
+                unpack = lzma.LZMADecompressor(memlimit=XZ_BYTES)
     if not is_whole:
         raise EOFError("the last stream is not complete")
 

@@ -63,6 +63,32 @@ def test_a_packed_log_that_is_cut_off_is_read_as_far_as_it_goes(
     assert "ends in its middle" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_a_packed_log_is_unpacked_in_chunks_however_small_it_is(
+    pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    log = tmp_path / "worker.out"
+    log.write_bytes(2 * pack(bytes(20 << 20)))
+    sizes = [len(chunk) for chunk in log_file.log_chunks(log, "worker.out")]
+    assert (sum(sizes), max(sizes) <= log_file.CHUNK_BYTES) == (40 << 20, True)
+
+
+def test_the_name_of_a_log_does_not_act_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a\x1b]0;title\x07"
+    folder.mkdir()
+    (folder / "\x1b[2J.log").write_text(OOM)
+    (folder / "\x1b[3J.log.gz").write_bytes(gzip.compress(OOM.encode())[:-9])
+    (folder / "\x1b[4J.log.gz").write_bytes(gzip.compress(b""))
+
+    main([str(folder), str(folder / "\x1b[5J")])
+
+    output = capsys.readouterr()
+    assert "\x1b" not in output.out + output.err
+    assert "ends in its middle" in output.err and "is empty" in output.err
+
+
 def test_the_package_zstandard_is_used_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unpack:
         def stream_reader(self, file: io.BytesIO, *, read_across_frames: bool) -> io.BytesIO:
