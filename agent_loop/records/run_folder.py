@@ -20,6 +20,9 @@ from config.disk import open_plain, plain_lines, plain_text, write_whole
 STOP_FILE = "stop"
 """If this file is in a run's folder, the trainer saves a checkpoint after the step and ends."""
 
+LAST_MOMENT = 253402300799.0
+"""The end of the year 9999, the last that has a date."""
+
 LOCK_FILE = ".lock"
 """The launcher that runs the run holds this file's lock; the kernel frees it when it ends."""
 
@@ -170,7 +173,7 @@ def metrics_line(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
         step, moment, metrics = line["step"], float(line["time"]), line["metrics"]
-        if type(step) is not int or step < 0 or not math.isfinite(moment):
+        if type(step) is not int or step < 0 or not 0 <= moment <= LAST_MOMENT:
             return None
         numbers = {
             sys.intern(name): value

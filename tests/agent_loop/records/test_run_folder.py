@@ -47,6 +47,7 @@ NO_METRICS = (
     b"null",
     b'{"time": 0, "metrics": {}}',
     b'{"step": 1, "time": 0, "metrics": []}',
+    b'{"step": 1, "time": 1e308, "metrics": {}}',
 )
 
 
