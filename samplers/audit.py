@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import count, pairwise
 
 from samplers.adaptive.controller import malformed, shortcomings
 from samplers.adaptive.curriculum import ChosenRows
@@ -169,7 +169,7 @@ def audit(
             name: SourceAccount(
                 due=float(due.get(name, Fraction(0))),
                 outcomes=dict(outcomes[name]),
-                under_way=len(missing.get(name, ())),
+                under_way=missing.get(name, (0, 0))[0],
             )
             for name in dict.fromkeys([*plan.sources, *outcomes])
         },
@@ -327,26 +327,28 @@ def _miscounted(entries: Sequence[LedgerEntry], ends: Sequence[StepEnd]) -> list
     ]
 
 
-def _missing(entries: Sequence[LedgerEntry], drawn: Mapping[str, int]) -> dict[str, list[int]]:
-    """source -> draws that have no line in the ledger."""
+def _missing(
+    entries: Sequence[LedgerEntry], drawn: Mapping[str, int]
+) -> dict[str, tuple[int, int]]:
+    """source -> (number of draws that have no line in the ledger, the first of them)"""
     made: defaultdict[str, set[int]] = defaultdict(set)
     for entry in entries:
-        made[entry.source].add(entry.draw)
+        if entry.draw >= 0:
+            made[entry.source].add(entry.draw)
     return {
-        name: [
-            draw
-            for draw in range(max([count, *(d + 1 for d in made[name])]))
-            if draw not in made[name]
-        ]
-        for name, count in drawn.items()  # of the last plan; a removed source owes nothing
+        name: (
+            max([0, total, *(draw + 1 for draw in made[name])]) - len(made[name]),
+            next(draw for draw in count() if draw not in made[name]),
+        )
+        for name, total in drawn.items()  # of the last plan; a removed source owes nothing
     }
 
 
-def _skipped(missing: Mapping[str, Sequence[int]]) -> list[str]:
+def _skipped(missing: Mapping[str, tuple[int, int]]) -> list[str]:
     return [
-        f"{len(draws)} prompts of source={source!r} were drawn and are not accounted for: "
-        f"skipped, the first of them draw={draws[0]}"
-        for source, draws in missing.items()
+        f"{draws} prompts of source={source!r} were drawn and are not accounted for: "
+        f"skipped, the first of them draw={first}"
+        for source, (draws, first) in missing.items()
         if draws
     ]
 

@@ -26,6 +26,10 @@ Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
 unfinished if the run ended first."""
 
 
+MOST_STEPS = 1 << 40
+"""Steps of the longest run; the plan counts the prompts of so many in 64 bits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """One prompt and its outcome."""
@@ -310,7 +314,10 @@ def _decode(text: bytes) -> Line:
     kind = _KINDS.get(frozenset(values))
     if kind is None:
         raise ValueError("want the fields of a prompt, of a step's end or of a plan")
-    return msgspec.convert(values, kind)
+    line = msgspec.convert(values, kind)
+    if isinstance(line, LedgerEntry | StepEnd) and line.step > MOST_STEPS:
+        raise ValueError(f"step={line.step} is above {MOST_STEPS}")
+    return line
 
 
 _PLAN_LINE = b'{"from_step": '

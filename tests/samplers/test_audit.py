@@ -236,6 +236,13 @@ def test_a_draw_before_the_first_is_found():
     assert "has draw=-1 of source=" in problems_of(changed(sound(), 2, draw=-1))
 
 
+def test_a_draw_far_beyond_the_others_costs_no_memory():
+    lines = changed(sound(), 7, draw=1 << 62)
+    source = prompts_of(sound())[7].source
+    made = sum(entry.source == source for entry in prompts_of(lines))
+    assert f"{(1 << 62) + 1 - made} prompts of source={source!r} were" in problems_of(lines)
+
+
 def test_a_missing_step_is_found():
     lines = [line for line in sound() if getattr(line, "step", 0) != 3]
     problems = problems_of(lines)

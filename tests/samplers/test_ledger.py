@@ -277,6 +277,7 @@ def test_a_sound_file_is_not_written_again(path: Path):
         b'{"step": 1}',
         b'{"step": true, "prompts": 1, "drawn": {}}',
         b'{"step": 1, "prompts": "1", "drawn": {}}',
+        b'{"step": 4611686018427387904, "prompts": 1, "drawn": {}}',
         b'{"from_step": 1, "plan": null}',
         b"",
     ],
