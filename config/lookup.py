@@ -20,7 +20,7 @@ def at(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
 def files_at(config: Mapping[str, Any], key: str) -> list[str]:
     """The files under `key`, which verl takes as one name or a list."""
     value = at(config, key)
-    return [value] if isinstance(value, str) else list(value or [])
+    return [value] if isinstance(value, str) else list(map(str, value or []))
 
 
 def flatten(config: Any, path: str = "") -> dict[str, Any]:

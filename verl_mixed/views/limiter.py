@@ -35,7 +35,7 @@ def state_file_of(path: Path) -> Path:
         from verl_mixed.run.compose import load_config  # imports Hydra, which is slow
 
         named = at(load_config(config), f"{TOOL_CONFIG}.rate_limit_file")
-    return Path(named or path / "rate_limit.state")
+    return Path(str(named or path / "rate_limit.state"))
 
 
 def show(

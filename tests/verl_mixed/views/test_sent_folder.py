@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from config.disk import BrokenFile
+from config.lookup import files_at
 from tests.fakes.run_folder import write_run
 from tests.verl_mixed.views.viewer.episodes import as_bytes, line
-from verl_mixed.run.compose import load_config
+from verl_mixed.run.compose import load_config, save_config
+from verl_mixed.views.limiter import state_file_of
 
 REPORT, AUDIT, WATCH = "report RUN", "audit RUN", "watch --once RUN"
 VIEW, DIAGNOSE = "view RUN --html PAGE", "diagnose RUN"
@@ -104,3 +106,14 @@ def test_a_config_of_a_run_reads_no_environment_and_makes_no_objects(
     (run / "config.yaml").write_text("a: !!python/object/apply:os.system ['touch pwned']\n")
     with pytest.raises(BrokenFile, match="could not determine a constructor"):
         load_config(run / "config.yaml")
+
+
+def test_a_file_that_a_config_names_by_something_else_than_a_text_is_one_that_is_not_there(
+    run: Path,
+):
+    tool_config = {"rate_limit_file": [1]}
+    multi_turn = {"multi_turn": {"tool_config": tool_config}}
+    config = {"actor_rollout_ref": {"rollout": multi_turn}, "data": {"train_files": [5]}}
+    save_config(config, run / "config.yaml")
+    assert str(state_file_of(run)) == "[1]"
+    assert files_at(load_config(run / "config.yaml"), "data.train_files") == ["5"]
