@@ -14,7 +14,9 @@ from config.lookup import files_at
 from tests.fakes.run_folder import write_run
 from tests.verl_mixed.views.viewer.episodes import as_bytes, line
 from verl_mixed.run.compose import load_config, save_config
+from verl_mixed.run.state import RunFolder
 from verl_mixed.views.limiter import state_file_of
+from verl_mixed.views.report.runs import load_run
 
 REPORT, AUDIT, WATCH = "report RUN", "audit RUN", "watch --once RUN"
 VIEW, DIAGNOSE = "view RUN --html PAGE", "diagnose RUN"
@@ -117,3 +119,9 @@ def test_a_file_that_a_config_names_by_something_else_than_a_text_is_one_that_is
     save_config(config, run / "config.yaml")
     assert str(state_file_of(run)) == "[1]"
     assert files_at(load_config(run / "config.yaml"), "data.train_files") == ["5"]
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_a_report_is_written_where_versions_is_no_file(run: Path, kind: str):
+    KINDS[kind](run / "versions.jsonl")
+    assert load_run(RunFolder(run)).starts == []

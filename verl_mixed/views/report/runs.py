@@ -138,7 +138,7 @@ def load_run(folder: RunFolder, name: str | None = None) -> Run:
 def _starts(versions: Path) -> list[float]:
     """Moments of `versions.jsonl`, which has a line for each start."""
     found = []
-    for raw in plain_lines(versions) if versions.exists() else []:
+    for raw in plain_lines(versions) if versions.is_file() else []:
         with suppress(ValueError, TypeError, KeyError):
             when = datetime.strptime(json.loads(raw)["time"], "%Y-%m-%dT%H:%M:%S%z")
             found.append(when.timestamp())
