@@ -147,7 +147,7 @@ _I = r"(?<![\\a-z}])i(?![\\a-z])"  # with a plain factor
 _LEFT_TO_DO = [
     re.compile(pattern)
     for pattern in (
-        r"[\w)}](?:[+-]|\\[mp][mp])",
+        r"^(?!.*(?<![a-z])i(?![a-z])).*[\w)}](?:[+-]|\\[mp][mp])",
         rf"(?<![\d.\w}}^]){_DIGITS}[+-]{_DIGITS}(?![\d.\w\\(^])",
         rf"{_FACTOR}{_TIMES}\(?-?(?!10\^){_DIGITS}(?![\d.]|{_ROOT_OR_DEGREE})",
         rf"{_FACTOR}(?:{_TIMES}\(?-?\\frac\{{\d|\(-?{_DIGITS}\))",
@@ -156,9 +156,9 @@ _LEFT_TO_DO = [
         rf"(?<![\d.])(?!10\^){_DIGITS}(?!{_ROOT_OR_DEGREE})\^",
     )
 ]
-"""Sums; then sums, products, products of whole powers, products and powers of complex numbers, and
-whole powers of plain numbers. `2+\\sqrt{3}` is finished where the ground truth has a sum too,
-`10^{3}` and `2^{1/2}` always."""
+"""Sums, but not of complex numbers; then sums, products, products of whole powers, products and
+powers of complex numbers, and whole powers of plain numbers. `2+\\sqrt{3}` is finished where the
+ground truth has a sum too, `1+i`, `10^{3}` and `2^{1/2}` always."""
 
 _IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
 """A number in a base begins with a digit, because `V_1` is a name."""

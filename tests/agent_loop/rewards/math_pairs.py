@@ -321,6 +321,9 @@ FINISHED = [
     # answers as MATH writes them, in the ways in which models do
     (r"5", r"5"),
     (r"-7", r"-7"),
+    (r"1+i", r"\sqrt{2}e^{i\pi/4}"),
+    (r"\frac{\sqrt{2}}{2}(1+i)", r"e^{i\pi/4}"),
+    (r"1+\sqrt{3}i", r"2e^{i\pi/3}"),
     (r"+5", r"5"),
     (r"(5)", r"5"),
     (r"{5}", r"5"),
