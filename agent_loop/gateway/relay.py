@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from agent_loop.calls.child_process import uninterrupted
 from agent_loop.gateway.pace import Pace
 from config.compat import gather_all
 
@@ -32,9 +33,8 @@ async def relayed(listener: socket.socket, path: str) -> AsyncIterator[None]:
         except OSError:  # one of the two has gone; the other notices
             pass
         finally:
-            for each in (writer, there):
-                if each is not None:
-                    each.close()
+            if there is not None:
+                there.close()
 
     async def accept() -> None:
         # Not by `asyncio.start_server`, which takes all connections that come, a hundred in a pass.
@@ -46,10 +46,19 @@ async def relayed(listener: socket.socket, path: str) -> AsyncIterator[None]:
                 if len(tasks) >= MAX_CONNECTIONS:
                     connection.close()
                     continue
-                streams = await asyncio.open_connection(sock=connection, limit=CHUNK)
-                task = asyncio.ensure_future(serve(*streams))
+                try:
+                    reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK)
+                except BaseException:
+                    connection.close()
+                    raise
+                task = asyncio.ensure_future(serve(reader, writer))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
+                # here, because a task that is cancelled before its first step runs no `finally`
+                task.add_done_callback(lambda _, writer=writer: writer.close())
+
+    async def ended() -> None:
+        await asyncio.gather(accepting, *tasks, return_exceptions=True)
 
     listener.setblocking(False)
     accepting = asyncio.ensure_future(accept())
@@ -59,8 +68,10 @@ async def relayed(listener: socket.socket, path: str) -> AsyncIterator[None]:
         accepting.cancel()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(accepting, *tasks, return_exceptions=True)
-        listener.close()
+        try:
+            await uninterrupted(ended())
+        finally:
+            listener.close()
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -35,3 +35,20 @@ async def test_connections_above_the_pace_wait_and_those_before_them_are_served(
         assert len(answered) == 2
         for _, writer in streams:
             writer.close()
+
+
+async def test_the_listener_is_closed_also_if_its_end_is_cancelled():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def serve() -> None:
+        async with relayed(listener, "/none"):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert listener.fileno() == -1
