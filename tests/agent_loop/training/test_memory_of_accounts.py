@@ -22,7 +22,7 @@ from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
 from agent_loop.records.trajectory_record import StopReason, Turn, to_columns
-from agent_loop.training import accounts, trained_batch
+from agent_loop.training import trained_batch
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.trainer import MixedSyncTrainer
@@ -129,7 +129,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.door = SimpleNamespace(ratio_errors=lambda _: {})
     made._write_ledger = lambda *_: []
     monkeypatch.setattr(exact_updates, "lay_out", lambda batch, *_: (batch, [batch.keys], {}))
-    monkeypatch.setattr(accounts, "codec_of", lambda _: CODEC)
+    monkeypatch.setattr("agent_loop.turns.codec.codec_of", lambda _: CODEC)
     monkeypatch.setattr(trained_batch, "TOKENS_AT_ONCE", PART)
     yield made
     made._reader.shutdown()
