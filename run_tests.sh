@@ -25,7 +25,7 @@ source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
 # --- settings; the environment overrides each ---------------------------------
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"         # two threads on a shared core are slower than one
 export RAY_worker_niceness="${RAY_worker_niceness:-0}" # with Ray's own 15 its workers wait for all other tests
-SUITE_LIMIT_S="${SUITE_LIMIT_S:-4200}"                 # a suite that hangs outside of any test is ended after this time, with traces
+SUITE_LIMIT_S="${SUITE_LIMIT_S:-4800}"                 # a suite that hangs outside of any test is ended after this time, with traces
 export PYTHONFAULTHANDLER=1
 BOUNDED=(--signal=ABRT --kill-after=60 "${SUITE_LIMIT_S}")
 

@@ -70,15 +70,18 @@ class Box:
 
 @asynccontextmanager
 async def box(
-    *entries: ToolEntry, url: str = "http://127.0.0.1:1", folder: Path | None = None
+    *entries: ToolEntry,
+    url: str = "http://127.0.0.1:1",
+    folder: Path | None = None,
+    timeout_s: float = 60.0,
 ) -> AsyncIterator[Box]:
-    tools = ToolConfig(server_url=url, timeout=60.0)
+    tools = ToolConfig(server_url=url, timeout=timeout_s)
     sources = {"shop": {"ratio": 1, "tools": [each.model_dump() for each in entries]}}
     mixed = MixedConfig.model_validate(
         {"experiment": "x", "run_dir": str(folder or "/x"), "sources": sources}
     )
     limits = partial(limited, tools=tools, mixed=mixed)
-    async with ToolClient(url, limiter=None, timeout_s=60.0, limits=limits) as client:
+    async with ToolClient(url, limiter=None, timeout_s=timeout_s, limits=limits) as client:
         toolbox = toolbox_of(entries, client, topk=2)
         await toolbox.open()
         yield Box(client, toolbox)
@@ -555,7 +558,8 @@ async def test_a_function_runs_in_the_sandbox():
             await tools.call("look_up", order="C3")
         with pytest.raises(ToolUnavailable, match=r"in the sandbox: KeyError: 'torn' \(line 49\)"):
             await tools.call("breaks", how="torn")
-    async with box(entry("look_up", where="sandbox", retry=0)) as tools:  # nobody listens
+    nobody_listens = entry("look_up", where="sandbox", retry=0)
+    async with box(nobody_listens, timeout_s=1.0) as tools:
         with pytest.raises(ToolUnavailable) as caught:
             await tools.call("look_up", order="A1")
     assert caught.value.tool == "look_up"
