@@ -23,7 +23,6 @@ from tool_server.isolation.host import interpreter
 from tool_server.isolation.proc import (
     descendants,
     file_bytes,
-    mapped_bytes,
     memory_bytes,
     resident_bytes,
 )
@@ -272,7 +271,7 @@ def _exceeds(pid: int, limit: int, folders: Sequence[int]) -> bool:
     if files + sum(map(resident_bytes, descendants(pid))) <= limit:
         return False
     try:
-        return files + memory_bytes(pid) - mapped_bytes(pid, folders) > limit
+        return files + memory_bytes(pid, without=folders) > limit
     except PermissionError:  # a process does not let us look
         return True
 

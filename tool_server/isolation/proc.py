@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
 
 KILL_ROUNDS = 1000
 """Looks at what descends from a process that is killed, a millisecond apart."""
@@ -93,12 +92,26 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def memory_bytes(pid: int) -> int:
-    """Memory, swap and page tables of a process and its descendants; shared memory counts once."""
-    size_kb = 0
+def memory_bytes(pid: int, without: Sequence[int] = ()) -> int:
+    """Memory, swap and page tables of a process and its descendants; shared memory counts once.
+
+    Args:
+        without: folders of tmpfs whose files do not count (see `file_bytes`). They are told apart
+            in the same look, because a process may unmap them before another one.
+    """
+    size_kb, devices = 0, set[bytes]()
+    for folder in without:
+        device = os.fstat(folder).st_dev
+        devices.add(f"{os.major(device):02x}:{os.minor(device):02x}".encode())
+    maps = "smaps" if devices else "smaps_rollup"
     for place in map(living_place, (pid, *descendants(pid))):
-        with unless_ended(place), open(f"{place}/smaps_rollup", "rb") as file:
-            size_kb += sum_of(file, b"Pss:", b"SwapPss:")
+        with unless_ended(place), open(f"{place}/{maps}", "rb") as file:
+            counts = True
+            for words in map(bytes.split, file):
+                if not words[0].endswith(b":"):  # address, rights, offset, device, inode, path
+                    counts = words[3] not in devices
+                elif counts and words[0] in (b"Pss:", b"SwapPss:"):
+                    size_kb += int(words[1])
         size_kb += kilobytes(f"{place}/status", b"VmPTE:")
     return 1024 * size_kb
 
@@ -107,23 +120,6 @@ def file_bytes(folder: int) -> int:
     """Memory that the files of a tmpfs take, those too that are deleted and still open."""
     about = os.fstatvfs(folder)
     return (about.f_blocks - about.f_bfree) * about.f_frsize
-
-
-def mapped_bytes(pid: int, folders: Sequence[int]) -> int:
-    """The part of `memory_bytes` that is in `file_bytes` of these tmpfs as well."""
-    size_kb, devices = 0, set[bytes]()
-    for folder in folders:
-        device = os.fstat(folder).st_dev
-        devices.add(f"{os.major(device):02x}:{os.minor(device):02x}".encode())
-    for place in map(living_place, (pid, *descendants(pid))):
-        with unless_ended(place), open(f"{place}/smaps", "rb") as file:
-            is_there = False
-            for words in map(bytes.split, file):
-                if not words[0].endswith(b":"):  # address, rights, offset, device, inode, path
-                    is_there = words[3] in devices
-                elif is_there and words[0] in (b"Pss:", b"SwapPss:"):
-                    size_kb += int(words[1])
-    return 1024 * size_kb
 
 
 def resident_bytes(pid: int) -> float:
@@ -135,16 +131,11 @@ def resident_bytes(pid: int) -> float:
         return math.inf
 
 
-def kilobytes(path: str, *names: bytes) -> int:
-    """Sum of the lines `name: number kB` of a file; 0 if the process has ended."""
+def kilobytes(path: str, name: bytes) -> int:
+    """A line `name: number kB` of a file; 0 if it is not there, or the process has ended."""
     with suppress(OSError), open(path, "rb") as file:
-        return sum_of(file, *names)
+        return sum(int(words[1]) for line in file if (words := line.split())[:1] == [name])
     return 0
-
-
-def sum_of(file: BinaryIO, *names: bytes) -> int:
-    lines = map(bytes.split, file)
-    return sum(int(words[1]) for words in lines if words and words[0] in names)
 
 
 def remove(home: str) -> None:

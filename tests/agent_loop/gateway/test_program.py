@@ -602,6 +602,14 @@ class TestSandbox:
                 ["f('/dev/shm/a', 250)", "mmap.mmap(held[0].fileno(), 0)", "sum(held[1][::4096])"],
                 False,
             ),
+            # also while it is mapped and unmapped
+            (
+                [
+                    "f('/dev/shm/a', 250)",
+                    "[sum(mmap.mmap(held[0].fileno(), 0)[::4096]) for _ in range(50)]",
+                ],
+                False,
+            ),
         ],
     )
     async def test_files_count_as_memory_once(
@@ -611,7 +619,7 @@ class TestSandbox:
         is_killed: bool,
         monkeypatch: pytest.MonkeyPatch,
     ):
-        monkeypatch.setattr("agent_loop.gateway.running.MEMORY_EVERY_S", 0.05)
+        monkeypatch.setattr("agent_loop.gateway.running.MEMORY_EVERY_S", 0.001)
         code = """
             import mmap, time
             def f(path, megabytes):
