@@ -23,6 +23,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from config.environments import ENVIRONMENT_AGENT, EnvironmentEntry, as_environment
+from config.removed import why_removed
 from config.section import Section
 from config.tool_entries import ToolEntry, as_entry, differing_limits
 
@@ -865,7 +866,9 @@ def load_section(section: type[S], values: Any, path: str) -> S:
             parts = (str(part) for part in item["loc"] if part not in _BRANCHES)
             place = ".".join([path, *parts])
             message = item["msg"].removeprefix("Value error, ")
-            if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+            if item["type"] == "extra_forbidden" and (why := why_removed(place)):
+                message = why
+            elif item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
                 near = get_close_matches(str(item["loc"][0]), section.model_fields, n=1)
                 message += f"; did you mean {path}.{near[0]}?" if near else ""
             shown = item["input"]

@@ -24,6 +24,7 @@ from yaml import AliasEvent, YAMLError
 
 from config.disk import BrokenFile, plain_text
 from config.lookup import CONFIG_DIR, at, flatten
+from config.removed import why_removed, without_removed
 from config.schema import TOOL_CONFIG, ConfigError, SourceConfig
 from verl_mixed.run.override import readable
 from verl_mixed.run.sections import NAMED_TOOLS_LOOPS, entry_of
@@ -237,6 +238,9 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
         if is_open or (found and found[1] in SourceConfig.model_fields):
             problems.append(f"{override}: no config file sets this key yet; write +{override}")
             continue
+        if why := why_removed(key):
+            problems.append(f"{override}: {why}")
+            continue
         near = nearest_key(key, known)
         hint = f"did you mean {near}? " if near else ""
         problems.append(
@@ -406,7 +410,7 @@ def resolving() -> Iterator[None]:
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """The resolved config of a run's folder.
+    """The resolved config of a run's folder, without the keys that this release has not any more.
 
     Raises:
         ConfigError: there is none.
@@ -430,7 +434,7 @@ def load_config(path: Path) -> dict[str, Any]:
             f"cannot read {path}: {why}; put a whole copy there, or move the run's folder away and "
             "start the run again (command.txt in it has the command)"
         )
-    return cast(dict[str, Any], config)
+    return without_removed(cast(dict[str, Any], config))
 
 
 def save_config(config: Mapping[str, Any], path: Path) -> None:

@@ -16,6 +16,7 @@ from config.agents import BLOCKS, with_blocks
 from config.child import put_last
 from config.gateway import GATEWAY_LOOP
 from config.lookup import CONFIG_DIR, at
+from config.removed import why_removed
 from config.schema import ConfigError, Section, SourceConfig, load_section
 
 S = TypeVar("S", bound=Section)
@@ -189,6 +190,7 @@ def _entry_problems(
             for key in sorted(entry.keys() - settings):
                 near = get_close_matches(key, settings, n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it"
+                hint = why_removed(f"agent_loops.*.{key}") or hint
                 yield f"{place}: {target} has no setting {key}={entry[key]!r}; {hint}"
         if not isinstance(prompt, str | None):
             yield f"{place}: system_prompt={prompt!r} is not a text; put it into quotes"

@@ -1,0 +1,25 @@
+"""Settings that a release had and this one has not: a config that sets one is told why."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+REMOVED: dict[str, str] = {}
+"""Why each key is gone; and after a semicolon, what to do. A key is a dotted path with `*` for a
+name that the user chose; `agent_loops.*.` begins the settings of an agent loop's entry."""
+
+
+def why_removed(key: str) -> str | None:
+    """The reason why a key is gone; None if no release had it."""
+    why = next((why for gone, why in REMOVED.items() if fnmatchcase(key, gone)), None)
+    return why and f"this release has no such key: {why}"
+
+
+def without_removed(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The config of a run that an earlier release began, without the keys that are gone since."""
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        key = f"{path}.{name}" if path else str(name)
+        if why_removed(key) is None:
+            kept[name] = without_removed(value, key) if isinstance(value, Mapping) else value
+    return kept

@@ -1,0 +1,52 @@
+"""Settings that are gone are refused with the reason; runs that were begun with them go on."""
+
+from pathlib import Path
+
+import pytest
+
+from config.lookup import flatten
+from config.removed import REMOVED, why_removed
+from config.schema import ConfigError, MixedConfig, load_section
+from verl_mixed.launch.plan import make_plan
+from verl_mixed.run.compose import load_config, without_profile
+from verl_mixed.run.sections import shipped_loops
+
+
+@pytest.fixture(autouse=True)
+def _gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(REMOVED, "mixed.old_key", "nothing read it; leave it out")
+    monkeypatch.setitem(REMOVED, "mixed.sources.*.old_key", "nothing read it; leave it out")
+
+
+def test_what_is_gone_is_not_in_the_shipped_config():
+    loops = [f"agent_loops.name.{key}" for entry in shipped_loops() for key in entry]
+    assert [key for key in (*flatten(without_profile("dp")), *loops) if why_removed(key)] == []
+
+
+def test_each_reason_has_a_remedy():
+    assert [why for why in REMOVED.values() if "; " not in why or why.endswith(".")] == []
+
+
+@pytest.mark.parametrize("key", ["mixed.old_key", "mixed.sources.nq.old_key"])
+def test_an_override_is_refused_with_the_reason(key: str):
+    for override in (f"{key}=1", f"+{key}=1"):
+        try:
+            problems = make_plan([override], {}).problems(data=False, machine=False)
+        except ConfigError as error:
+            problems = error.problems
+        (problem,) = [each for each in problems if key in each]
+        assert "nothing read it; leave it out" in problem
+
+
+def test_a_section_is_refused_with_the_reason():
+    with pytest.raises(
+        ConfigError,
+        match="old_key: this release has no such key: nothing read it; leave it out",
+    ):
+        load_section(MixedConfig, {"old_key": 1}, "mixed")
+
+
+def test_a_run_of_an_earlier_release_is_read_without_them(tmp_path: Path):
+    saved = tmp_path / "config.yaml"
+    saved.write_text("mixed: {seed: 1, old_key: 2, sources: {nq: {old_key: 3, ratio: 1}}}\n")
+    assert load_config(saved) == {"mixed": {"seed": 1, "sources": {"nq": {"ratio": 1}}}}
