@@ -52,9 +52,10 @@ MARKERS = ("<!-- sandbox scorecard -->", "<!-- end of sandbox scorecard -->")
 SERVER = "tool_server.app"
 _SERVE = f"""
 import sys
-from {SERVER} import serve
+import {SERVER} as app
 from tool_server.settings import ServerSettings
-serve(ServerSettings(port=0, sandbox=sys.argv[1], sandbox_workers=2, drain_s=0))
+app.DRAIN_S = 0
+app.serve(ServerSettings(port=0, sandbox=sys.argv[1], sandbox_workers=2))
 """
 
 

@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "mixed.tool_server.search_upstream_kind": (
+        "a URL that ends in /search is Serper's, and others are Search-R1's; leave it out"
+    ),
+    "mixed.tool_server.search_timeout_s": "a request to a search engine has 30 s; leave it out",
+    "mixed.tool_server.search_connections": "32 requests to an engine run at once; leave it out",
+    "mixed.tool_server.search_workers": "two threads search the corpus; leave it out",
+    "mixed.tool_server.session_idle_s": "an interpreter ends after 15 idle minutes; leave it out",
+    "mixed.tool_server.queue_length": "20,000 requests of a tool may wait; leave it out",
+    "mixed.tool_server.drain_s": "after SIGTERM requests have 10 s to end; leave it out",
+    "mixed.tool_server.max_body_mb": "a body has at most 32 MB; leave it out",
+}
 """Why each key is gone; and after a semicolon, what to do. A key is a dotted path with `*` for a
 name that the user chose; `agent_loops.*.` begins the settings of an agent loop's entry."""
 

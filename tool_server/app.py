@@ -15,25 +15,18 @@ import prometheus_client
 from aiohttp import web
 
 from tool_server.calculate import Calculate
-from tool_server.connections import ConnectionLimits, GuardedRunner, limits_of_process
+from tool_server.connections import CONNECTIONS, Connections, GuardedRunner, most_connections
 from tool_server.edge import (
     DRAIN,
+    METRICS,
     ONLY_LOOPBACK,
     TOKEN,
     Drain,
-    admit,
-    is_authorised,
-    say_errors_in_json,
-)
-from tool_server.http import (
-    BODIES,
-    METRICS,
-    Bodies,
-    Endpoint,
     Metrics,
-    measure,
-    tool_health,
+    is_authorised,
+    one_request,
 )
+from tool_server.http import BODIES, Bodies, Endpoint, tool_health
 from tool_server.limiter_collector import LimiterCollector
 from tool_server.retrieve import Retrieve
 from tool_server.run_code import RunCode
@@ -41,8 +34,14 @@ from tool_server.settings import ServerSettings
 from tool_server.wire.protocol import EXECUTED, FINGERPRINT
 from tool_server.wire.tokens import is_loopback
 
+DRAIN_S = 10.0
+"""Time that requests under way may take to end after SIGTERM; then they are cancelled."""
+
 SHUTDOWN_S = 2.0
 """After draining: how long the last answers may take to be sent and cancelled requests to end."""
+
+MOST_BODY_BYTES = 32 << 20
+"""Largest request body; a larger one is answered with 413."""
 
 ENDPOINTS = web.AppKey("endpoints", Sequence[Endpoint])
 STARTED = web.AppKey("started", float)
@@ -55,11 +54,9 @@ def create_app(settings: ServerSettings) -> web.Application:
         FileNotFoundError, ValueError: the corpus cannot be indexed.
         PackageUnusable: programs cannot import a package of `sandbox_packages`.
     """
-    app = web.Application(
-        middlewares=[measure, say_errors_in_json, admit],
-        client_max_size=settings.max_body_mb << 20,
-    )
+    app = web.Application(middlewares=[one_request], client_max_size=MOST_BODY_BYTES)
     app[METRICS], app[STARTED], app[DRAIN] = Metrics(), time.monotonic(), Drain()
+    app[CONNECTIONS] = Connections(most_connections())
     app[BODIES], app[ONLY_LOOPBACK] = Bodies(), is_loopback(settings.host)
     app[TOKEN] = settings.token.get_secret_value() if settings.token else ""
     app[ENDPOINTS] = (RunCode(settings), Retrieve(settings), Calculate(settings))
@@ -137,9 +134,9 @@ def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
     asyncio.run(_serve(create_app(settings), settings, ready_file))
 
 
-def app_runner(app: web.Application, limits: ConnectionLimits | None = None) -> web.AppRunner:
+def app_runner(app: web.Application) -> web.AppRunner:
     """A runner that limits connections and cancels the work of a client that goes away."""
-    return GuardedRunner(app, limits or limits_of_process(), SHUTDOWN_S)
+    return GuardedRunner(app, shutdown_timeout=SHUTDOWN_S)
 
 
 async def _serve(app: web.Application, settings: ServerSettings, ready_file: Path | None) -> None:
@@ -150,12 +147,11 @@ async def _serve(app: web.Application, settings: ServerSettings, ready_file: Pat
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    limits = limits_of_process()
-    runner = app_runner(app, limits)
+    runner = app_runner(app)
     await runner.setup()
     try:
         # asyncio accepts as many connections at a time before they can be counted.
-        backlog = min(1024, limits.count // 2)
+        backlog = min(1024, app[CONNECTIONS].most // 2)
         site = web.TCPSite(runner, settings.host, settings.port, backlog=backlog)
         await site.start()
         port = runner.addresses[0][1]
@@ -174,7 +170,7 @@ async def _serve(app: web.Application, settings: ServerSettings, ready_file: Pat
         print(f"tool server listening url={url} pid={os.getpid()}", flush=True)
         await stop.wait()
         # The server still listens while it drains, so that late requests get 503 and no error.
-        cancelled = await app[DRAIN].finish(settings.drain_s, hurry)
+        cancelled = await app[DRAIN].finish(DRAIN_S, hurry)
         print(f"tool server stopping cancelled={cancelled}", flush=True)
     finally:
         await runner.cleanup()

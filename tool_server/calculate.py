@@ -37,7 +37,7 @@ class Calculate:
     name, fault = "calculate", ""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.slots = RequestSlots(settings.algebra_workers, settings.queue_length)
+        self.slots = RequestSlots(settings.algebra_workers)
         self.algebra = AlgebraPool(settings.algebra_s, settings.algebra_memory_mb)
         self.fingerprint = fingerprint_of(
             "calculate",

@@ -1,22 +1,24 @@
-"""Middleware of the tool server: who is admitted, draining at shutdown, and errors as JSON.
+"""What happens around each request: admission, draining, metrics, and errors as JSON.
 
 No request of a web page is admitted. With a token set, every path but `/health` needs
 `Authorization: Bearer TOKEN`. All this is decided by the headers: the body of a request that is
 refused is not kept. A server that drains answers new requests with 503 and lets the requests under
-way end.
+way end. Each error says whether the call may have been executed.
 """
 
 import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
+import prometheus_client
 from aiohttp import web
 
-from tool_server.connections import Connection
-from tool_server.http import BODIES, Handler, json_error
+from tool_server.connections import CONNECTIONS
+from tool_server.http import BODIES, RequestSlots, json_error
 from tool_server.wire.protocol import EXECUTED
 from tool_server.wire.web_pages import web_page_fault
 
@@ -27,6 +29,32 @@ RETRY_AFTER_S = 5
 """`Retry-After` of a server that drains; another server may have started by then."""
 
 _LOG = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Metrics:
+    """Prometheus metrics of one server."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self.requests = prometheus_client.Counter(
+            "tool_requests", "Requests answered.", ["tool", "status"], registry=self.registry
+        )
+        self.seconds = prometheus_client.Histogram(
+            "tool_seconds", "Time to answer.", ["tool"], registry=self.registry
+        )
+        self.in_flight = prometheus_client.Gauge(
+            "tool_in_flight", "Requests under way.", ["tool"], registry=self.registry
+        )
+        self.queued = prometheus_client.Gauge(
+            "tool_queued", "Requests that wait for a slot.", ["tool"], registry=self.registry
+        )
+        prometheus_client.ProcessCollector(registry=self.registry)
+
+    def watch_queue(self, tool: str, slots: RequestSlots) -> None:
+        """Export the length of a tool's queue at the time of each scrape."""
+        self.queued.labels(tool).set_function(lambda: slots.queued)
 
 
 class Drain:
@@ -39,20 +67,8 @@ class Drain:
         self.ended = False
         """Requests under way are cancelled."""
 
-        self._under_way: set[asyncio.Task[object]] = set()
-        self._empty = asyncio.Event()
-
-    @contextmanager
-    def under_way(self) -> Iterator[None]:
-        task = asyncio.current_task()
-        assert task is not None
-        self._under_way.add(task)
-        try:
-            yield
-        finally:
-            self._under_way.discard(task)
-            if not self._under_way:
-                self._empty.set()
+        self.under_way: set[asyncio.Task[object]] = set()
+        """Each ends when its answer is sent."""
 
     async def finish(self, drain_s: float, hurry: asyncio.Event) -> int:
         """Wait for the requests under way, at most `drain_s` or until `hurry`; cancel the rest.
@@ -60,19 +76,20 @@ class Drain:
         Returns the number of requests that were cancelled.
         """
         self.began = True
-        if self._under_way:
-            self._empty.clear()
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, hurry)]
-            await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+        hurried = asyncio.ensure_future(hurry.wait())
+        all_ended = asyncio.gather(*self.under_way, return_exceptions=True)
+        await asyncio.wait(
+            [hurried, all_ended], timeout=drain_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        hurried.cancel()
         self.ended = True
-        late = list(self._under_way)
+        late = list(self.under_way)
         for task in late:
             task.cancel()
         return len(late)
 
 
+METRICS = web.AppKey("metrics", Metrics)
 DRAIN = web.AppKey("drain", Drain)
 TOKEN = web.AppKey("token", str)
 """The token of the server; empty serves everybody."""
@@ -81,9 +98,52 @@ ONLY_LOOPBACK = web.AppKey("only_loopback", bool)
 """Whether the server listens on this machine alone; then its name in `Host` is one of loopback."""
 
 
-def _refuse_web_pages(request: web.Request) -> None:
-    """Refuse what a page in somebody's browser can send without this server's consent."""
-    headers = request.headers
+@web.middleware
+async def one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Admit a request, let its tool answer, count and time it by tool and status.
+
+    An error that no tool answered becomes `{"error": ...}`; answers of tools stay as they are.
+    """
+    metrics = request.app[METRICS]
+    known = request.match_info.route.resource is not None
+    tool = request.path.strip("/") if known else "unknown"
+    started, status = time.monotonic(), 500
+    metrics.in_flight.labels(tool).inc()
+    try:
+        _admit(request)
+        answering = handler if request.path in MONITORING_PATHS else partial(_until_end, handler)
+        response = await answering(request)
+        status = response.status
+        return response
+    except web.HTTPException as error:
+        status = error.status
+        if (why := _reason(request, error)) is not None:
+            error.text = json.dumps({"error": why})
+            error.content_type = "application/json"
+        raise
+    except asyncio.CancelledError:
+        status = 499  # nginx's status for a client that closed the connection
+        raise
+    except Exception as error:
+        _LOG.exception("no answer to %s %s", request.method, request.path)
+        why = f"{request.path}: internal error ({type(error).__name__}); see the server's log"
+        raise json_error(web.HTTPInternalServerError, why) from error
+    finally:
+        metrics.in_flight.labels(tool).dec()
+        metrics.requests.labels(tool, str(status)).inc()
+        metrics.seconds.labels(tool).observe(time.monotonic() - started)
+
+
+def _admit(request: web.Request) -> None:
+    """Refuse a request without the token, and what a page in somebody's browser can send without
+    this server's consent."""
+    headers, authorised = request.headers, is_authorised(request)
+    if request.path != "/health" and not authorised:
+        raise json_error(
+            web.HTTPUnauthorized,
+            f"{request.path} needs a token: send `Authorization: Bearer TOKEN`",
+            {"WWW-Authenticate": "Bearer"},
+        )
     if why := web_page_fault(headers, only_loopback=request.app[ONLY_LOOPBACK]):
         raise json_error(web.HTTPForbidden, why)
     if request.method == "POST" and request.content_type != "application/json":
@@ -92,40 +152,8 @@ def _refuse_web_pages(request: web.Request) -> None:
     if headers.get("Content-Encoding", "identity") != "identity":
         why = "send the body without Content-Encoding"
         raise json_error(web.HTTPUnsupportedMediaType, why)
-
-
-@web.middleware
-async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse requests without the token or of a web page, and new requests while the server
-    drains."""
-    if request.path != "/health" and not is_authorised(request):
-        raise json_error(
-            web.HTTPUnauthorized,
-            f"{request.path} needs a token: send `Authorization: Bearer TOKEN`",
-            {"WWW-Authenticate": "Bearer"},
-        )
-    _refuse_web_pages(request)
-    if isinstance(request.protocol, Connection) and is_authorised(request):
-        request.protocol.note_admitted()
-    if request.path in MONITORING_PATHS:
-        return await handler(request)
-    drain = request.app[DRAIN]
-    if drain.began:
-        raise _stopping(
-            "the server stops and takes no new requests: try again after Retry-After seconds",
-            executed="no",
-        )
-    with drain.under_way():
-        try:
-            return await handler(request)
-        except asyncio.CancelledError:
-            if not drain.ended:
-                raise
-            raise _stopping(
-                "the server stopped before it had an answer: try again", executed="maybe"
-            ) from None
-        finally:
-            request.app[BODIES].release(request)
+    if authorised:
+        request.app[CONNECTIONS].admit(request.protocol)
 
 
 def is_authorised(request: web.Request) -> bool:
@@ -136,6 +164,26 @@ def is_authorised(request: web.Request) -> bool:
     return not token or (scheme.lower() == "bearer" and same)
 
 
+async def _until_end(handler: Handler, request: web.Request) -> web.StreamResponse:
+    """The answer, unless the server stops before or meanwhile."""
+    drain, task = request.app[DRAIN], asyncio.current_task()
+    assert task is not None
+    if drain.began:
+        why = "the server stops and takes no new requests: try again after Retry-After seconds"
+        raise _stopping(why, executed="no")
+    drain.under_way.add(task)
+    try:
+        return await handler(request)
+    except asyncio.CancelledError:
+        if not drain.ended:
+            raise
+        why = "the server stopped before it had an answer: try again"
+        raise _stopping(why, executed="maybe") from None
+    finally:
+        drain.under_way.discard(task)
+        request.app[BODIES].release(request)
+
+
 def _stopping(why: str, executed: str) -> web.HTTPException:
     headers = {"Retry-After": str(RETRY_AFTER_S), EXECUTED: executed}
     error = json_error(web.HTTPServiceUnavailable, why, headers)
@@ -143,26 +191,8 @@ def _stopping(why: str, executed: str) -> web.HTTPException:
     return error
 
 
-@web.middleware
-async def say_errors_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors that no tool answered into `{"error": ...}`; answers of tools stay as they
-    are."""
-    try:
-        return await handler(request)
-    except web.HTTPError as error:
-        why = _reason(request, error)
-        if why is None:
-            raise
-        error.text = json.dumps({"error": why})
-        error.content_type = "application/json"
-        raise
-    except Exception as error:
-        _LOG.exception("no answer to %s %s", request.method, request.path)
-        why = f"{request.path}: internal error ({type(error).__name__}); see the server's log"
-        raise json_error(web.HTTPInternalServerError, why) from error
-
-
-def _reason(request: web.Request, error: web.HTTPError) -> str | None:
+def _reason(request: web.Request, error: web.HTTPException) -> str | None:
+    """What to say of an error that no tool answered; None for the answer of a tool."""
     match error:
         case web.HTTPRequestEntityTooLarge():
             return f"{request.method} {request.path}: {error.text}"

@@ -1,4 +1,4 @@
-"""Shared by all tools of the server: request bodies, slots with a queue, metrics, JSON errors."""
+"""Shared by all tools of the server: request bodies, slots with a queue, JSON errors."""
 
 import asyncio
 import base64
@@ -8,12 +8,11 @@ import math
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-import prometheus_client
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
@@ -24,11 +23,10 @@ from tool_server.wire.responses import may_have_surrogates, rewritten_without_su
 MOST_ERRORS = 20
 """Mistakes of one request that are named."""
 
-PIECE_BYTES = 3 << 16
-"""Bytes of a file that are encoded at once: a multiple of 3, so that the pieces join to base64."""
+MOST_QUEUED = 20_000
+"""Requests of one tool that may wait; further requests are answered with 429 and Retry-After."""
 
 Request = TypeVar("Request", bound=BaseModel)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint(Protocol):
@@ -61,34 +59,10 @@ class Endpoint(Protocol):
         ...
 
 
-class Metrics:
-    """Prometheus metrics of one server."""
-
-    def __init__(self) -> None:
-        self.registry = prometheus_client.CollectorRegistry()
-        self.requests = prometheus_client.Counter(
-            "tool_requests", "Requests answered.", ["tool", "status"], registry=self.registry
-        )
-        self.seconds = prometheus_client.Histogram(
-            "tool_seconds", "Time to answer.", ["tool"], registry=self.registry
-        )
-        self.in_flight = prometheus_client.Gauge(
-            "tool_in_flight", "Requests under way.", ["tool"], registry=self.registry
-        )
-        self.queued = prometheus_client.Gauge(
-            "tool_queued", "Requests that wait for a slot.", ["tool"], registry=self.registry
-        )
-        prometheus_client.ProcessCollector(registry=self.registry)
-
-    def watch_queue(self, tool: str, slots: "RequestSlots") -> None:
-        """Export the length of a tool's queue at the time of each scrape."""
-        self.queued.labels(tool).set_function(lambda: slots.queued)
-
-
 class RequestSlots:
     """Slots for `count` requests and a queue of `queue_length`, first come, first served."""
 
-    def __init__(self, count: int, queue_length: int) -> None:
+    def __init__(self, count: int, queue_length: int = MOST_QUEUED) -> None:
         self.count, self.queue_length = count, queue_length
         self.active = 0
         """Requests that run."""
@@ -167,56 +141,22 @@ def fingerprint_of(*parts: object) -> str:
     return hashlib.sha256(repr((sys.version, parts)).encode()).hexdigest()[:32]
 
 
-METRICS = web.AppKey("metrics", Metrics)
-
-
-@web.middleware
-async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count and time the request, by tool and status."""
-    metrics = request.app[METRICS]
-    known = request.match_info.route.resource is not None
-    tool = request.path.strip("/") if known else "unknown"
-    started, status = time.monotonic(), 500
-    metrics.in_flight.labels(tool).inc()
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    except web.HTTPException as error:
-        status = error.status
-        raise
-    except asyncio.CancelledError:
-        status = 499  # nginx's status for a client that closed the connection
-        raise
-    finally:
-        metrics.in_flight.labels(tool).dec()
-        metrics.requests.labels(tool, str(status)).inc()
-        metrics.seconds.labels(tool).observe(time.monotonic() - started)
-
-
 class Bodies:
-    """The request bodies that are received or whose request waits: their bytes in all, and their
-    time."""
+    """The request bodies in memory: of requests that are received, wait in a queue, or run."""
 
-    def __init__(
-        self, most_bytes: int = 256 << 20, whole_s: float = 60.0, most_kept: int = 1 << 30
-    ) -> None:
-        self.most_bytes, self.whole_s, self.most_kept = most_bytes, whole_s, most_kept
+    def __init__(self, most_bytes: int = 1 << 30, whole_s: float = 60.0) -> None:
+        self.most_bytes, self.whole_s = most_bytes, whole_s
         self.held = 0
-        """Bytes of all bodies whose end has not arrived."""
+        """Bytes of all these bodies."""
 
-        self.kept = 0
-        """Bytes of all bodies whose request is not answered: it waits in a queue, or runs."""
-
-        self._kept_of: dict[int, int] = {}
+        self._held_of: dict[int, int] = {}
 
     async def read(self, request: web.Request) -> bytes | bytearray:
-        """The body of a request.
+        """The body of a request, which counts until `release`.
 
         Raises:
             web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout: it is too large, or too slow.
-            web.HTTPServiceUnavailable: all unfinished bodies together are too large, or those of
-                all requests that are not answered.
+            web.HTTPServiceUnavailable: all bodies together are too large.
         """
         if not request.can_read_body:  # there is none, or a middleware has read it
             return await request.read()
@@ -228,28 +168,21 @@ class Bodies:
                 async for part in request.content.iter_any():
                     body += part
                     self.held += len(part)
+                    self._held_of[id(request)] = len(body)
                     if len(body) > largest:
                         raise web.HTTPRequestEntityTooLarge(largest, len(body))
                     if self.held > self.most_bytes:
-                        why = (
-                            f"unfinished request bodies hold {self.most_bytes >> 20} MB: try again"
-                        )
-                        raise json_error(web.HTTPServiceUnavailable, why, {"Retry-After": "1"})
+                        why = f"the requests under way hold {self.most_bytes >> 20} MB: try again"
+                        headers = {"Retry-After": "1", **NOT_EXECUTED}
+                        raise json_error(web.HTTPServiceUnavailable, why, headers)
         except TimeoutError as error:
             why = f"{request.path}: the body did not end within {self.whole_s:g} s"
             raise json_error(web.HTTPRequestTimeout, why) from error
-        finally:
-            self.held -= len(body)
-        if self.kept + len(body) > self.most_kept:
-            why = f"the requests under way hold {self.most_kept >> 20} MB: try again"
-            raise json_error(web.HTTPServiceUnavailable, why, {"Retry-After": "1", **NOT_EXECUTED})
-        self._kept_of[id(request)] = len(body)
-        self.kept += len(body)
         return body
 
     def release(self, request: web.Request) -> None:
         """The request is answered, so nothing of its body is kept."""
-        self.kept -= self._kept_of.pop(id(request), 0)
+        self.held -= self._held_of.pop(id(request), 0)
 
 
 BODIES = web.AppKey("bodies", Bodies)
@@ -290,51 +223,10 @@ def json_error(
     return kind(text=json.dumps({"error": why}), content_type="application/json", headers=headers)
 
 
-def json_answer(
-    answer: Any, status: int = 200, files: Mapping[str, bytes] | None = None
-) -> web.Response:
-    """A response in JSON.
-
-    Args:
-        answer: what is encoded.
-        status: HTTP status.
-        files: path -> content, added to `answer` as `files` in base64. They are encoded in pieces
-            while they are sent, because 16 MB at once would keep all other requests waiting.
-    """
+def json_answer(answer: Any, status: int = 200) -> web.Response:
+    """A response in JSON; bytes are written in base64."""
     try:
         body = msgspec.json.encode(answer)
     except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
-        body = json.dumps(answer).encode()
-    response = web.Response(
-        body=with_files(body, files) if files else body,
-        status=status,
-        content_type="application/json",
-    )
-    if files:
-        response.headers["Content-Length"] = str(length_with_files(body, files))
-    return response
-
-
-async def with_files(answer: bytes, files: Mapping[str, bytes]) -> AsyncIterator[bytes]:
-    """The JSON object `answer`, which is not empty, with `files` in base64, in pieces."""
-    yield answer.removesuffix(b"}")
-    for name, content in _named(files):
-        yield name
-        for start in range(0, len(content), PIECE_BYTES):
-            yield base64.b64encode(memoryview(content)[start : start + PIECE_BYTES])
-            await asyncio.sleep(0)
-    yield b'"}}'
-
-
-def length_with_files(answer: bytes, files: Mapping[str, bytes]) -> int:
-    """Bytes of all pieces of `with_files`."""
-    encoded = (len(name) + 4 * -(-len(content) // 3) for name, content in _named(files))
-    return len(answer) + 2 + sum(encoded)
-
-
-def _named(files: Mapping[str, bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """What stands before each content, and the content."""
-    before = b',"files":{'
-    for path, content in files.items():
-        yield before + json.dumps(path).encode() + b':"', content
-        before = b'",'
+        body = json.dumps(answer, default=lambda raw: base64.b64encode(raw).decode()).encode()
+    return web.Response(body=body, status=status, content_type="application/json")

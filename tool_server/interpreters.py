@@ -6,11 +6,14 @@ from collections import OrderedDict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from tool_server.sandbox import CellResult, Interpreter, Limits, Sandbox
+from tool_server.sandbox import Interpreter, Limits, RunResult, Sandbox
+
+IDLE_S = 900.0
+"""After this time an unused interpreter ends."""
 
 SPARED_S = 300.0
 """A session that was used in this time is not ended for a new one. Longer than a model takes to
-write its next cell; shorter than `session_idle_s`, so that the sessions of clients that were killed
+write its next cell; shorter than `IDLE_S`, so that the sessions of clients that were killed
 do not keep new ones out for long."""
 
 
@@ -43,10 +46,14 @@ class Interpreters:
     """
 
     def __init__(
-        self, sandbox: Sandbox, max_sessions: int, idle_s: float, spared_s: float = SPARED_S
+        self,
+        sandbox: Sandbox,
+        max_sessions: int,
+        idle_s: float = IDLE_S,
+        spared_s: float = SPARED_S,
     ) -> None:
         self._sandbox, self._max_sessions, self._idle_s = sandbox, max_sessions, idle_s
-        self._spared_s = min(spared_s, idle_s)
+        self._spared_s = spared_s
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
@@ -61,7 +68,7 @@ class Interpreters:
         limits: Limits,
         *,
         began: bool = False,
-    ) -> tuple[CellResult, dict[str, bool]]:
+    ) -> tuple[RunResult, dict[str, bool]]:
         """Run a cell in the session of this name; a session that does not exist is started.
 
         Cells of one session run one after the other. A new session gets the `files` and `limits`;

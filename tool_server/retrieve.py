@@ -21,7 +21,7 @@ from tool_server.http import (
     json_error,
 )
 from tool_server.search import PassageIndex
-from tool_server.search.upstream import SearchHit, upstream_of
+from tool_server.search.upstream import CONNECTIONS, SearchHit, upstream_of
 from tool_server.settings import ServerSettings
 from tool_server.wire.protocol import NOT_EXECUTED, Again, ToolTimeout, ToolUnavailable
 
@@ -32,6 +32,9 @@ NO_ENGINE = (
     "the server has no corpus: start it with --corpus FILE, with --search-upstream URL, or with "
     "SERPER_API_KEY"
 )
+
+THREADS = 2
+"""Threads that search the corpus; further requests wait."""
 
 QUERIES_PER_JOB = 32
 """Queries of a request that one thread searches before it takes another request's queries."""
@@ -69,12 +72,7 @@ class Retrieve:
         self.index = None if path is None else PassageIndex.of(path)
         self.upstream = None
         if url is not None:
-            self.upstream = upstream_of(
-                url,
-                settings.search_upstream_kind,
-                timeout_s=settings.search_timeout_s,
-                connections=settings.search_connections,
-            )
+            self.upstream = upstream_of(url)
         self.fault = "" if path or url else NO_ENGINE
         corpus = self.index.manifest.corpus if self.index else None
         self.fingerprint = fingerprint_of(
@@ -85,9 +83,8 @@ class Retrieve:
             self.upstream.name if self.upstream else None,
             TOPK,
         )
-        count = settings.search_workers if url is None else settings.search_connections
-        self.slots = RequestSlots(count, settings.queue_length)
-        self._threads = ThreadPoolExecutor(settings.search_workers, thread_name_prefix="search")
+        self.slots = RequestSlots(THREADS if url is None else CONNECTIONS)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="search")
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_post("/retrieve", self._retrieve)

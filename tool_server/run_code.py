@@ -1,4 +1,4 @@
-"""Program execution in SandboxFusion's protocol: `POST /run_code`, `/run_jupyter`, `/submit`.
+"""Program execution in SandboxFusion's protocol: `POST /run_code`, `/submit`.
 
 An extension: a request to `/run_code` with a `session` runs in an interpreter that keeps its state
 until `POST /end_session`.
@@ -8,7 +8,6 @@ import asyncio
 import base64
 import binascii
 import math
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +26,6 @@ from tool_server.http import (
 from tool_server.interpreters import InterpreterGone, Interpreters, InterpretersFull
 from tool_server.sandbox import (
     WALL_FACTOR,
-    CellResult,
     Limits,
     NotSupported,
     PackageUnusable,
@@ -46,6 +44,9 @@ from tool_server.wire.responses import is_repeatable
 
 MIN_MEMORY_MB = 64
 """Smallest memory limit; the interpreter does not start with less."""
+
+CLEAN_EVERY_S = 30.0
+"""Time between two looks for interpreters that nobody uses."""
 
 MAX_SUBMIT_CHARS = 4 << 20
 """Characters of programs' outputs in an answer of `/submit`. Without this bound, a program that
@@ -77,19 +78,6 @@ class RunCodeRequest(BaseModel):
     """Extension: an earlier cell was answered, so nothing is run if the interpreter is gone."""
 
 
-class RunJupyterRequest(BaseModel):
-    """SandboxFusion's request: cells that run in one interpreter."""
-
-    cells: list[str] = Field(max_length=1000)
-    cell_timeout: float = Field(default=0.0, ge=0, le=MAX_RUN_S)
-    """Seconds for one cell; 0 means that only `total_timeout` counts."""
-
-    total_timeout: float = Field(default=45.0, gt=0, le=3600)
-    kernel: str = "python3"
-    files: dict[str, str | None] = Field(default_factory=dict)
-    fetch_files: list[str] = Field(default_factory=list)
-
-
 class EndSessionRequest(BaseModel):
     """The session to end."""
 
@@ -103,7 +91,7 @@ class RunCode:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.fault = self.fingerprint = ""
-        self.slots = RequestSlots(settings.sandbox_workers, settings.queue_length)
+        self.slots = RequestSlots(settings.sandbox_workers)
         self._settings = settings
         self._cleaner: asyncio.Task[None] | None = None
         self._sandbox: Sandbox | None = None
@@ -126,13 +114,10 @@ class RunCode:
                 self._sandbox.versions,
                 (Limits(), MIN_MEMORY_MB, MAX_RUN_S, WALL_FACTOR),
             )
-            self.interpreters = Interpreters(
-                self._sandbox, settings.max_sessions, settings.session_idle_s
-            )
+            self.interpreters = Interpreters(self._sandbox, settings.max_sessions)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_post("/run_code", self._run_code)
-        router.add_post("/run_jupyter", self._run_jupyter)
         router.add_post("/submit", self._submit)
         router.add_post("/end_session", self._end_session)
 
@@ -173,7 +158,7 @@ class RunCode:
 
     async def _clean(self) -> None:
         while True:
-            await asyncio.sleep(min(30.0, self._settings.session_idle_s / 2))
+            await asyncio.sleep(CLEAN_EVERY_S)
             await self.interpreters.end_idle()
 
     async def _run_code(self, request: web.Request) -> web.Response:
@@ -211,7 +196,7 @@ class RunCode:
         _ = self.sandbox
         async with self.slots.hold():
             try:
-                cell, about = await self.interpreters.run_cell(
+                result, about = await self.interpreters.run_cell(
                     name, asked.code, asked.stdin or "", files, limits, began=asked.session_began
                 )
             except InterpreterGone as gone:
@@ -220,41 +205,12 @@ class RunCode:
                 # Without Retry-After the client takes it for a matter of this call alone: the
                 # cells of the other sessions must go on, so that sessions end.
                 raise json_error(web.HTTPTooManyRequests, str(full), NOT_EXECUTED) from full
-        answer = run_answer(cell.result)
-        if cell.shown is not None:
-            answer["run_result"]["stdout"] += f"{cell.shown}\n"
-        return answer | {"session": {"id": name, **about}}
+        return run_answer(result) | {"session": {"id": name, **about}}
 
     async def _end_session(self, request: web.Request) -> web.Response:
         asked = await body_of(request, EndSessionRequest)
         _ = self.sandbox
         return json_answer({"ended": await self.interpreters.end(asked.session)})
-
-    async def _run_jupyter(self, request: web.Request) -> web.Response:
-        asked = await body_of(request, RunJupyterRequest)
-        sandbox = self.sandbox
-        cells: list[CellResult] = []
-        try:
-            if asked.kernel != "python3":
-                raise NotSupported(f"kernel={asked.kernel!r} is not known: use python3")
-            if asked.fetch_files:
-                raise NotSupported("/run_jupyter has no fetch_files: print the content instead")
-            limits, files = Limits(wall_s=asked.total_timeout), _decoded(request, asked.files)
-            async with self.slots.hold(), sandbox.interpreter(limits, files) as interpreter:
-                ends_at = time.monotonic() + WALL_FACTOR * asked.total_timeout
-                for code in asked.cells:
-                    if time.monotonic() > ends_at:
-                        raise SandboxUnavailable("no end of the cells: the machine is overloaded")
-                    left_s = max(0.01, asked.total_timeout - interpreter.own_s)
-                    wall_s = min(asked.cell_timeout or left_s, left_s)
-                    cells.append(await interpreter.run_cell(code, wall_s=wall_s))
-                    if not interpreter.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:
-                        break
-        except NotSupported as error:
-            return json_answer(not_supported(str(error)))
-        except SandboxUnavailable as error:
-            return _failed(error)
-        return json_answer(_jupyter_answer(asked, cells))
 
     async def _submit(self, request: web.Request) -> web.Response:
         asked = await body_of(request, SubmitRequest)
@@ -346,7 +302,7 @@ def _bound_outputs(answer: dict[str, Any], most: int) -> int:
 def _ran(answer: dict[str, Any]) -> web.Response:
     """The response with a program's result, marked whether the caller may cache it."""
     files = answer.pop("files")
-    response = json_answer(answer if files else answer | {"files": {}}, files=files)
+    response = json_answer(answer | {"files": files})
     response.headers[CACHEABLE] = "yes" if is_repeatable(answer) else "no"
     return response
 
@@ -423,36 +379,3 @@ def sandbox_error(message: str) -> dict[str, Any]:
 def not_supported(what: str) -> dict[str, Any]:
     """An answer to a request that is never accepted; callers look for the words `not supported`."""
     return sandbox_error(f"not supported: {what}")
-
-
-def _jupyter_answer(asked: RunJupyterRequest, cells: list[CellResult]) -> dict[str, Any]:
-    is_whole = len(cells) == len(asked.cells) and all(not cell.result.killed for cell in cells)
-    is_late = any(cell.result.status is RunStatus.TIME_LIMIT for cell in cells)
-    return {
-        "status": "Success" if is_whole else "Failed",
-        "message": "",
-        "driver": {
-            "status": "TimeLimitExceeded" if is_late else "Finished" if is_whole else "Error",
-            "execution_time": sum(cell.result.execution_time_s for cell in cells),
-            "return_code": 0 if is_whole else 1,
-            "stdout": "",
-            "stderr": "",
-        },
-        "cells": [_cell(cell) for cell in cells],
-        "executor_pod_name": None,
-        "files": {},
-    }
-
-
-def _cell(cell: CellResult) -> dict[str, Any]:
-    error = []
-    if cell.error is not None:
-        name, text = cell.error
-        error = [{"ename": name, "evalue": text, "traceback": cell.result.stderr.splitlines()}]
-    shown = [] if cell.shown is None else [{"data": {"text/plain": cell.shown}}]
-    return {
-        "stdout": cell.result.stdout,
-        "stderr": cell.result.stderr,
-        "display": shown,
-        "error": error,
-    }

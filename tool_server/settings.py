@@ -9,7 +9,6 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from tool_server.sandbox import SandboxKind
-from tool_server.search.upstream import Kind
 
 
 class ServerSettings(BaseModel):
@@ -32,18 +31,6 @@ class ServerSettings(BaseModel):
     https://google.serper.dev/search with its key in SERPER_API_KEY; without this and a corpus, a
     server with that key asks Serper, and without the key /retrieve answers 503"""
 
-    search_upstream_kind: Kind = "auto"
-    """protocol of that engine; auto takes Serper for a URL that ends in /search, else Search-R1"""
-
-    search_timeout_s: float = Field(default=30.0, gt=0)
-    """seconds for one request to that engine; a longer one is answered with 504"""
-
-    search_connections: int = Field(default=32, ge=1)
-    """requests to that engine at once; further requests wait"""
-
-    search_workers: int = Field(default=2, ge=1)
-    """threads that search the corpus; further requests wait"""
-
     sandbox: SandboxKind = "auto"
     """isolation of programs; auto takes the strongest that works here, rlimits does not isolate"""
 
@@ -58,12 +45,6 @@ class ServerSettings(BaseModel):
     """persistent interpreters that are kept; a new one ends the one unused for the longest time, or
     is refused with 429 if all were used in the last 5 minutes"""
 
-    session_idle_s: float = Field(default=900.0, gt=0)
-    """seconds after which an unused persistent interpreter ends"""
-
-    queue_length: int = Field(default=20_000, ge=0)
-    """requests of one tool that may wait; further requests are answered with 429 and Retry-After"""
-
     algebra_workers: int = Field(default=2, ge=1)
     """processes for algebra of /calculate, about 70 MB each, started when needed"""
 
@@ -75,12 +56,6 @@ class ServerSettings(BaseModel):
 
     token: SecretStr | None = None
     """token that callers must send as `Authorization: Bearer`; without one, all are served"""
-
-    drain_s: float = Field(default=10.0, ge=0)
-    """seconds that running requests may take to end after SIGTERM; then they are cancelled"""
-
-    max_body_mb: int = Field(default=32, ge=1)
-    """largest request body, in MB; a larger one is answered with 413"""
 
     limiter_path: Path | None = None
     """state file of the callers' rate limiter, whose numbers are added to /metrics"""

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.listening import listening
-from tool_server.app import app_runner, create_app
+from tool_server.app import ENDPOINTS, app_runner, create_app
 from tool_server.retrieve import retrieve_answer, serper_answer
 from tool_server.search.upstream import SearchHit, _pages
 from tool_server.settings import ServerSettings
@@ -131,7 +131,9 @@ async def test_a_wrong_request_is_told_its_field(url, asked, field):
 
 
 async def test_the_loop_answers_while_a_search_takes_its_time(corpus, monkeypatch):
-    app = create_app(ServerSettings(port=0, corpus_path=corpus, search_workers=1, queue_length=1))
+    monkeypatch.setattr("tool_server.retrieve.THREADS", 1)
+    app = create_app(ServerSettings(port=0, corpus_path=corpus))
+    app[ENDPOINTS][1].slots.queue_length = 1
     began, go_on = threading.Event(), threading.Event()
 
     def slow(self: object, query: str, k: int) -> list[Any]:
@@ -200,8 +202,8 @@ def test_an_upstream_that_is_no_url_is_named_at_the_start(url):
 # --- another Search-R1 server ---------------------------------------------------------------------
 
 
-def upstream_settings(url: str, **more: Any) -> ServerSettings:
-    return ServerSettings(port=0, search_upstream=url, **more)
+def upstream_settings(url: str) -> ServerSettings:
+    return ServerSettings(port=0, search_upstream=url)
 
 
 @pytest.mark.parametrize("path", ["", "/", "/retrieve"])
@@ -248,7 +250,7 @@ async def engine() -> AsyncIterator[Engine]:
     app = web.Application()
     app.router.add_post("/retrieve", made._handle)
     app.router.add_post("/search", made._handle)
-    async with listen(app) as address:
+    async with listening(web.AppRunner(app)) as address:
         made.url = address
         yield made
         made.hold.set()
@@ -358,20 +360,21 @@ async def test_a_batch_of_queries_may_have_a_larger_answer(engine):
     assert status == 200 and len(body["result"]) == 600
 
 
-async def test_nobody_there_is_503_and_nobody_in_time_is_504(engine):
+async def test_nobody_there_is_503_and_nobody_in_time_is_504(engine, monkeypatch):
     async with listen(create_app(upstream_settings("http://127.0.0.1:9"))) as own:
         assert (await ask(f"{own}/retrieve", {"queries": ["x"]}))[::2] == (503, "1")
     engine.hold.clear()
-    async with listen(create_app(upstream_settings(engine.url, search_timeout_s=0.05))) as own:
+    monkeypatch.setattr("tool_server.search.upstream.TIMEOUT_S", 0.05)
+    async with listen(create_app(upstream_settings(engine.url))) as own:
         status, body, _ = await ask(f"{own}/retrieve", {"queries": ["x"]})
     assert status == 504 and "within 0.05 s" in body["error"]
 
 
-async def test_an_upstream_gets_so_many_requests_at_once_and_no_more(engine):
+async def test_an_upstream_gets_so_many_requests_at_once_and_no_more(engine, monkeypatch):
+    monkeypatch.setattr("tool_server.retrieve.CONNECTIONS", 2)
     engine.hold.clear()
     engine.answer = web.json_response({"result": [[]]})
-    settings = upstream_settings(engine.url, search_connections=2)
-    async with listen(create_app(settings)) as own:
+    async with listen(create_app(upstream_settings(engine.url))) as own:
         tasks = [asyncio.create_task(ask(f"{own}/retrieve", {"queries": ["x"]})) for _ in range(6)]
         while len(engine.asked) < 2:
             await health(own)
@@ -417,8 +420,7 @@ async def test_the_answer_box_and_the_knowledge_graph_come_first(engine, monkeyp
             },
         }
     )
-    settings = upstream_settings(engine.url, search_upstream_kind="serper")
-    async with listen(create_app(settings)) as own:
+    async with listen(create_app(upstream_settings(f"{engine.url}/search"))) as own:
         _, body, _ = await ask(f"{own}/retrieve", {"queries": ["iron"], "topk": 3})
     assert [document["contents"] for document in body["result"][0]] == [
         '"Melting point"\n1538 °C',

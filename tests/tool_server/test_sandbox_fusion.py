@@ -102,34 +102,6 @@ async def test_its_async_client_works_too(url):
     assert answer.run_result.stdout == "7\n"
 
 
-def test_cells_share_one_interpreter(url):
-    cells = ["a = 123", "a", "print(a)", "import sys; sys.stderr.write('bad')", "raise KeyError(1)"]
-    request = sandbox_fusion.RunJupyterRequest(cells=cells)
-    answer = sandbox_fusion.run_jupyter(request, endpoint=url, max_attempts=1)
-    assert (answer.status, answer.driver.status) == ("Success", "Finished")
-    first, second, third, fourth, last = answer.cells
-    assert (first.stdout, first.display, first.error) == ("", [], [])
-    assert second.display == [{"data": {"text/plain": "123"}}]
-    assert (third.stdout, fourth.stderr) == ("123\n", "bad")
-    assert (last.error[0]["ename"], last.error[0]["evalue"]) == ("KeyError", "1")
-
-
-def test_a_cell_that_is_late_ends_a_notebook(url):
-    request = sandbox_fusion.RunJupyterRequest(cells=["1", "while True: pass", "2"], cell_timeout=3)
-    answer = sandbox_fusion.run_jupyter(request, endpoint=url, max_attempts=1)
-    assert (answer.status, answer.driver.status) == ("Failed", "TimeLimitExceeded")
-    assert len(answer.cells) == 2
-
-
-def test_the_cells_of_a_notebook_share_its_time(url):
-    request = sandbox_fusion.RunJupyterRequest(
-        cells=["import time; time.sleep(0.6)"] * 4, total_timeout=1
-    )
-    answer = sandbox_fusion.run_jupyter(request, endpoint=url, max_attempts=1)
-    assert (answer.status, answer.driver.status) == ("Failed", "TimeLimitExceeded")
-    assert 1 < len(answer.cells) < 4
-
-
 def submit(url: str, completion: str, tests: list, **config):
     request = sandbox_fusion.SubmitRequest(
         dataset="ours",

@@ -181,22 +181,8 @@ async def test_at_sigterm_all_who_were_accepted_are_answered_and_who_comes_late_
         assert process.wait(TIMEOUT_S) == 0
 
 
-async def test_what_takes_longer_than_the_drain_is_cancelled_and_told_so():
-    options = ("--algebra-seconds", "500", "--drain-seconds", "0.2")
-    with serve_tools("--no-token", *options) as (process, url):
-        async with session_of(url) as session:
-            call = asyncio.ensure_future(ask(session, SLOW))
-            workers = await workers_of(process)
-            process.send_signal(signal.SIGTERM)
-            status, body = await call
-        assert (status, "before it had an answer" in body["error"]) == (503, True)
-        assert process.wait(TIMEOUT_S) == 0
-        assert not any(worker.is_running() for worker in workers)
-
-
 async def test_a_second_sigterm_does_not_wait():
-    options = ("--algebra-seconds", "500", "--drain-seconds", "500")
-    with serve_tools("--no-token", *options) as (process, url):
+    with serve_tools("--no-token", "--algebra-seconds", "500") as (process, url):
         async with session_of(url) as session:
             call = asyncio.ensure_future(ask(session, SLOW))
             await workers_of(process)

@@ -176,7 +176,7 @@ async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
         await asyncio.sleep(0)
     await sessions.end_idle()
     result, about = await work
-    assert (result.shown, about["new"], len(sessions)) == ("7", True, 1)
+    assert (result.stdout, about["new"], len(sessions)) == ("7\n", True, 1)
     await sessions.close()
     assert len(sessions) == 0
 
@@ -226,7 +226,7 @@ async def test_cells_of_one_session_wait_for_one_another(sandbox):
     done = await asyncio.gather(
         *(sessions.run_cell("s", count, "", {}, Limits()) for _ in range(5))
     )
-    assert sorted(cell.shown for cell, _ in done if cell.shown) == ["1", "2", "3", "4", "5"]
+    assert sorted(cell.stdout for cell, _ in done if cell.stdout) == [f"{n}\n" for n in range(1, 6)]
     await sessions.close()
 
 

@@ -14,7 +14,6 @@ from tool_server.sandbox.cgroup import how_limited
 from tool_server.sandbox.landlock import LandlockSandbox
 from tool_server.sandbox.probe import prove
 from tool_server.sandbox.program import (
-    CellResult,
     Limits,
     NotSupported,
     Program,
@@ -26,7 +25,6 @@ from tool_server.sandbox.sandbox import WALL_FACTOR, Interpreter, Sandbox
 
 __all__ = [
     "WALL_FACTOR",
-    "CellResult",
     "Interpreter",
     "Limits",
     "NotSupported",

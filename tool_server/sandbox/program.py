@@ -90,16 +90,3 @@ class RunResult:
 
     compiled: "RunResult | None" = None
     """Result of the compiler. If the compiler failed, the status above is the compiler's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellResult:
-    """Result of an interpreter's cell."""
-
-    result: RunResult
-
-    shown: str | None = None
-    """`repr` of the last expression's value; None if the cell does not end in an expression."""
-
-    error: tuple[str, str] | None = None
-    """Name and text of the exception that the cell raised."""

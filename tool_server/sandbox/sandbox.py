@@ -33,7 +33,6 @@ from tool_server.sandbox.collector import Collector, pipe_to
 from tool_server.sandbox.inside.parts import read_parts, write_parts
 from tool_server.sandbox.languages import FOLDER, LANGUAGES, Language
 from tool_server.sandbox.program import (
-    CellResult,
     Limits,
     NotSupported,
     Program,
@@ -430,11 +429,6 @@ class _Run:
     def is_over(self) -> bool:
         return self.ended.done()
 
-    @property
-    def own_s(self) -> float:
-        """The run's time so far, without the time in which it waited for a processor."""
-        return self._monitor.activity.own_s
-
     async def finishes(self, limit_s: float, *ends: "asyncio.Future[Any]") -> bool:
         """Wait for one of `ends`; False if the run used up its time limit before.
 
@@ -599,13 +593,8 @@ class Interpreter:
     def is_alive(self) -> bool:
         return not self._run.is_over
 
-    @property
-    def own_s(self) -> float:
-        """Its time so far, without the time in which it waited for a processor."""
-        return self._run.own_s
-
-    async def run_cell(self, code: str, stdin: str = "", wall_s: float | None = None) -> CellResult:
-        """Run a cell of Python.
+    async def run_cell(self, code: str, stdin: str = "", wall_s: float | None = None) -> RunResult:
+        """Run a cell of Python. `stdout` ends with `repr` of the last expression's value.
 
         A cell that exceeds its time is interrupted, and the interpreter keeps its state. If the
         cell does not end after the interrupt, the interpreter is killed.
@@ -669,7 +658,8 @@ class Interpreter:
         self._run.check_starved(report)
         step["code"] = parsed["code"] if parsed else report["run"]["code"]
         result = _result_of({"run": step}, stdout, stderr, self._run.ended_why)
-        return CellResult(result=result, shown=parsed.get("shown"), error=parsed.get("error"))
+        shown = parsed.get("shown")
+        return result if shown is None else replace(result, stdout=f"{result.stdout}{shown}\n")
 
 
 def _parse_reply(reply: bytes, cell: int) -> dict[str, Any]:
@@ -677,15 +667,13 @@ def _parse_reply(reply: bytes, cell: int) -> dict[str, Any]:
     it."""
     try:
         parsed = json.loads(reply)
-        error = parsed["error"]
         if parsed["cell"] != cell:
             return {}
         return {
             "code": int(parsed["code"]) & 0xFF,
             "shown": None if parsed["shown"] is None else str(parsed["shown"]),
-            "error": None if error is None else (str(error[0]), str(error[1])),
         }
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return {}
 
 

@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -30,7 +30,11 @@ MAX_QUERY_BYTES = 1 << 16
 MAX_BATCH_BYTES = 64 << 20
 """Bytes that the answer to a batch of queries may have."""
 
-Kind = Literal["auto", "search_r1", "serper"]
+TIMEOUT_S = 30.0
+"""Time for one request to an engine; a longer one is answered with 504."""
+
+CONNECTIONS = 32
+"""Requests to an engine at once; further requests wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +47,11 @@ class SearchHit:
     score: float
 
 
-def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> "Upstream":
-    """The client of an engine.
+def upstream_of(url: str) -> "Upstream":
+    """The client of an engine: Serper for a URL that ends in `/search`, else Search-R1.
 
     Args:
-        url: URL of the server, or of its `/retrieve` or `/search`.
-        kind: protocol; `auto` takes Serper for a URL that ends in `/search`, else Search-R1.
-        timeout_s: seconds for one request, with connecting.
-        connections: requests at once.
+        url: URL of a Search-R1 server or of its `/retrieve`, or of Serper's `/search`.
 
     Raises:
         ValueError: the URL is wrong, or the key is missing.
@@ -61,9 +62,7 @@ def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> 
         raise ValueError(f"search_upstream is not a URL: {error}") from error
     if address.scheme not in ("http", "https") or not address.host:
         raise ValueError("search_upstream is not an http:// or https:// URL with a host")
-    is_serper = kind == "serper" or (kind == "auto" and address.path.endswith("/search"))
-    engine = Serper if is_serper else SearchR1
-    return engine(address, timeout_s=timeout_s, connections=connections)
+    return Serper(address) if address.path.endswith("/search") else SearchR1(address)
 
 
 def serper_key(environ: Mapping[str, str]) -> str | None:
@@ -80,10 +79,10 @@ class Upstream(ABC):
     remedy: str
     headers: Mapping[str, str] = {}
 
-    def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
+    def __init__(self, address: URL) -> None:
         if not address.path.endswith(self.endpoint):
             address = address.with_path(address.path.rstrip("/") + self.endpoint)
-        self._address, self._timeout_s, self._connections = address, timeout_s, connections
+        self._address = address
         self._session: aiohttp.ClientSession | None = None
         # without user, password and query, which may be secret
         shown = address.with_user(None).with_query(None).with_fragment(None)
@@ -91,7 +90,7 @@ class Upstream(ABC):
         """Kind and URL of the engine."""
 
     async def open(self) -> None:
-        self._session = plain_session(self.headers, limit=self._connections)
+        self._session = plain_session(self.headers, limit=CONNECTIONS)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -123,7 +122,7 @@ class Upstream(ABC):
             dumps(payload),
             peer,
             limit=min(limit, MAX_BATCH_BYTES),
-            timeout_s=self._timeout_s,
+            timeout_s=TIMEOUT_S,
         )
         try:
             return json.loads(raw)
@@ -174,8 +173,8 @@ class Serper(Upstream):
     kind, endpoint = "serper", "/search"
     remedy = f"check {KEY_VARIABLE} and the account's credits"
 
-    def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
-        super().__init__(address, timeout_s=timeout_s, connections=connections)
+    def __init__(self, address: URL) -> None:
+        super().__init__(address)
         key = serper_key(os.environ)
         if key is None:
             is_set = os.environ.get(KEY_VARIABLE, "").strip()

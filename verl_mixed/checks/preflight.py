@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from config import child
 from config.lookup import at
+from config.removed import why_removed
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from verl_mixed.checks.config.algorithm import algorithm_problems
 from verl_mixed.checks.config.batches import batch_problems, storage_problems
@@ -201,4 +202,6 @@ def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
     except ValidationError as error:
         for item in error.errors():
             key = ".".join(map(str, item["loc"]))
-            yield f"mixed.tool_server.{key}: {item['msg']}; see `verl-mixed serve-tools --help`"
+            why = why_removed(f"mixed.tool_server.{key}")
+            why = why or f"{item['msg']}; see `verl-mixed serve-tools --help`"
+            yield f"mixed.tool_server.{key}: {why}"

@@ -32,15 +32,12 @@ verl-mixed serve-tools --search-upstream http://10.0.0.4:8000/retrieve""",
     "0 it was stopped, 1 it cannot listen, 2 usage or config error",
 )
 
-_NOT_OPTIONS = ("token", "search_connections")
+_NOT_OPTIONS = ("token",)
 """Fields without an option: a token on the command line would be visible to all users in `ps`."""
 
 _OPTIONS = {
     "corpus_path": "corpus",
-    "search_timeout_s": "search-timeout",
-    "session_idle_s": "session-idle",
     "algebra_s": "algebra-seconds",
-    "drain_s": "drain-seconds",
     "limiter_path": "limiter",
 }
 """Field -> its option, where the option is not the field's name."""
@@ -138,8 +135,7 @@ def _with_engine(settings: ServerSettings) -> ServerSettings:
     """The settings, with Serper as search engine if they name none and its key is set."""
     from tool_server.search.upstream import KEY_VARIABLE, SERPER_URL, serper_key
 
-    named = settings.corpus_path or settings.search_upstream
-    if named or settings.search_upstream_kind == "search_r1" or serper_key(os.environ) is None:
+    if settings.corpus_path or settings.search_upstream or serper_key(os.environ) is None:
         return settings
     why = f"{KEY_VARIABLE} is set, and there is no --corpus and no --search-upstream"
     print(f"search by {SERPER_URL}: {why}", file=sys.stderr, flush=True)

@@ -164,7 +164,7 @@ def test_a_fingerprint_changes_with_what_answers_and_with_nothing_else(tmp_path)
     for path, text in zip(paths, ("a", "a", "b"), strict=True):
         path.write_text(f'{{"id": "1", "contents": "{text}"}}\n')
     plain = fingerprints()
-    assert fingerprints(search_workers=4, port=8200, queue_length=1) == plain
+    assert fingerprints(port=8200) == plain
     one, copy, other = (fingerprints(corpus_path=path)[0] for path in paths)
     assert one == copy and len({one, other, plain[0]}) == 3
     assert fingerprints(search_upstream="http://a/retrieve")[0] not in (one, plain[0])

@@ -327,7 +327,7 @@ class Judge:
             code = python(code, self._host.told(self._sandbox))
         if language == "cell":
             async with self._sandbox.interpreter(limits) as interpreter:
-                return (await interpreter.run_cell(code)).result
+                return await interpreter.run_cell(code)
         program = Program(
             code=code,
             language=language,

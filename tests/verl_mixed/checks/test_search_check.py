@@ -150,7 +150,6 @@ def test_check_a_start_and_doctor_refuse_it(own: RunEnviron):
         ("two\nlines", {}, None),
         ("k" * 40, {"corpus_path": "/c"}, None),
         ("k" * 40, {"search_upstream": "http://x/retrieve"}, "http://x/retrieve"),
-        ("k" * 40, {"search_upstream_kind": "search_r1"}, None),
     ],
 )
 def test_a_key_alone_chooses_serper_and_is_not_shown(

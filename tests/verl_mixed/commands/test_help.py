@@ -48,15 +48,14 @@ def test_every_example_is_a_command(example: str):
 
 
 def test_the_options_of_serve_tools_are_the_settings_of_the_server():
-    words = "serve-tools --corpus c --session-idle 3 --sandbox-packages numpy sympy --max-body-mb 2"
+    words = "serve-tools --corpus c --sandbox-packages numpy sympy --max-sessions 2"
     arguments = vars(parser_for(words.split()).parse_args(words.split()))
     set_here = {name: arguments[name] for name in ServerSettings.model_fields if name in arguments}
     settings = ServerSettings.model_validate(set_here)
 
     assert settings.model_dump(exclude_unset=True) == {
         "corpus_path": Path("c"),
-        "session_idle_s": 3.0,
         "sandbox_packages": ("numpy", "sympy"),
-        "max_body_mb": 2,
+        "max_sessions": 2,
     }
     assert all(field.description for field in ServerSettings.model_fields.values())

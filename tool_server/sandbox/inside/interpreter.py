@@ -15,7 +15,7 @@ import traceback
 import types
 
 MAX_SHOWN = 8192
-"""Characters of a value or an error in a session's reply; the rest is cut."""
+"""Characters of a value in a session's reply; the rest is cut."""
 
 NULL_BYTE = "source code string cannot contain null bytes"
 """Python's words for this syntax error, which is a `ValueError` before Python 3.11.4."""
@@ -100,11 +100,10 @@ def execute_cell(code: str, names: dict, path: str) -> dict:
     """Run a cell.
 
     Returns:
-        `code`: exit code; `shown`: `repr` of the last expression's value; `error`: name and text of
-        the exception. Long texts are cut.
+        `code`: exit code; `shown`: `repr` of the last expression's value, cut if it is long.
     """
     linecache.cache[path] = len(code), None, code.splitlines(True), path
-    reply: dict = {"code": 0, "shown": None, "error": None}
+    reply: dict = {"code": 0, "shown": None}
     try:
         if "\0" in code:
             raise SyntaxError(NULL_BYTE)
@@ -124,7 +123,6 @@ def execute_cell(code: str, names: dict, path: str) -> dict:
         is_parsing = isinstance(error, SyntaxError) and error.filename == path
         error.__traceback__ = None if is_parsing or own_frame is None else own_frame.tb_next
         traceback.print_exception(error)
-        reply["error"] = type(error).__name__, str(error)[:MAX_SHOWN]
         reply["code"] = 130 if isinstance(error, KeyboardInterrupt) else 1
     return reply
 
