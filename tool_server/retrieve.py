@@ -74,11 +74,12 @@ class Retrieve:
         if url is not None:
             self.upstream = upstream_of(url)
         self.fault = "" if path or url else NO_ENGINE
-        corpus = self.index.manifest.corpus if self.index else None
         self.fingerprint = fingerprint_of(
             "retrieve",
             # not the name and time of the corpus file, because a copy has the same passages
-            (corpus.sha256, corpus.limit, self.index.size) if self.index and corpus else None,
+            (self.index.corpus.sha256, self.index.corpus.limit, self.index.size)
+            if self.index
+            else None,
             metadata.version("tantivy"),
             self.upstream.name if self.upstream else None,
             TOPK,

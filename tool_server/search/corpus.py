@@ -7,21 +7,15 @@ not detected, because a corpus may be larger than memory.
 """
 
 import gzip
-import hashlib
-import io
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from config.disk import BrokenFile
-
-MAX_LINE_BYTES = 64 << 20
-"""Longest line. Without this limit a file without line breaks would be read into memory."""
 
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
@@ -61,24 +55,6 @@ class CorpusProgress:
     kept: int
 
 
-class _HashingFile(io.RawIOBase):
-    """A file that counts and hashes the bytes that are read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.read_bytes = 0
-        self.sha256 = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
-        self.sha256.update(memoryview(buffer)[:count])
-        self.read_bytes += count
-        return count
-
-
 class CorpusReader:
     """Iterates over `(id, contents)` of a corpus file. Constant memory.
 
@@ -102,98 +78,65 @@ class CorpusReader:
             raise FileNotFoundError(
                 f"cannot index {path}: {why}; give JSON lines of id and contents"
             )
-        self.rows = self.kept = 0
+        self.rows = self.kept = self._read_bytes = 0
         self.dropped: Counter[str] = Counter()
         """Reason -> lines left out."""
 
-        self.stat = self.path.stat()
-
-    def __enter__(self) -> "CorpusReader":
-        self._file = self.path.open("rb")
-        self._hashing_file = _HashingFile(self._file)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
+        self._size_bytes = self.path.stat().st_size
 
     @property
     def progress(self) -> CorpusProgress:
         return CorpusProgress(
-            read_bytes=self._hashing_file.read_bytes,
-            size_bytes=self.stat.st_size,
-            kept=self.kept,
+            read_bytes=self._read_bytes, size_bytes=self._size_bytes, kept=self.kept
         )
 
-    @property
-    def sha256(self) -> str:
-        """Checksum of the bytes of the file that were read so far."""
-        return self._hashing_file.sha256.hexdigest()
-
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        for line in self._lines():
-            self.rows += 1
+        with self.path.open("rb") as file:
+            is_gzip = file.peek(2)[:2] == _GZIP
+            lines = gzip.GzipFile(fileobj=file) if is_gzip else file
             try:
-                passage = self._passage(line)
-            except BadLine as error:
-                if not self._skip_bad:
-                    raise
-                self.dropped[error.kind] += 1
-                continue
-            if passage is None:
-                continue
-            self.kept += 1
-            yield passage
-            if self.kept == self._limit:
-                return
-
-    def _lines(self) -> Iterator[bytes]:
-        buffered = io.BufferedReader(self._hashing_file, 1 << 20)
-        is_gzip = buffered.peek(2)[:2] == _GZIP
-        lines = gzip.GzipFile(fileobj=buffered) if is_gzip else buffered
-        try:
-            while line := lines.readline(MAX_LINE_BYTES + 1):
-                yield line
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(
-                f"cannot index {self.path}: the gzip file is damaged after line {self.rows} "
-                f"({error}); download it again"
-            ) from error
+                while self.kept != self._limit and (line := lines.readline()):
+                    self._read_bytes = file.tell()
+                    self.rows += 1
+                    if (passage := self._passage(line)) is not None:
+                        self.kept += 1
+                        yield passage
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise ValueError(
+                    f"cannot index {self.path}: the gzip file is damaged after line {self.rows} "
+                    f"({error}); download it again"
+                ) from error
 
     def _passage(self, line: bytes) -> tuple[str, str] | None:
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(
-                f"cannot index {self._place}: it is longer than {MAX_LINE_BYTES >> 20} MiB; {FORM}"
-            )
+        """The passage of a line; None if the line is left out."""
         if self.rows == 1:
             line = line.removeprefix(_BOM)
         if line.isspace() or not line:
             self.dropped["blank line"] += 1
             return None
         try:
-            row = _decode(line)
-        except msgspec.ValidationError as error:
-            raise BadLine(self._place, "a field is missing or wrong", str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadLine(self._place, "not JSON in UTF-8", str(error)) from error
-        contents = row.contents
-        if contents is None:
-            if row.text is None:
-                raise BadLine(self._place, "a field is missing or wrong", "no `contents`")
-            contents = row.text if row.title is None else f'"{row.title}"\n{row.text}'
+            id, contents = self._fields(line)
+        except BadLine as error:
+            if not self._skip_bad:
+                raise
+            self.dropped[error.kind] += 1
+            return None
         if not contents.strip():
             self.dropped["contents is empty"] += 1
             return None
+        return id, contents
+
+    def _fields(self, line: bytes) -> tuple[str, str]:
+        place = f"{self.path} line {self.rows}"
+        try:
+            row = _decode(line)
+        except msgspec.ValidationError as error:
+            raise BadLine(place, "a field is missing or wrong", str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadLine(place, "not JSON in UTF-8", str(error)) from error
+        contents = row.contents
+        if contents is None:
+            if row.text is None:
+                raise BadLine(place, "a field is missing or wrong", "no `contents`")
+            contents = row.text if row.title is None else f'"{row.title}"\n{row.text}'
         return str(row.id), contents
-
-    @property
-    def _place(self) -> str:
-        return f"{self.path} line {self.rows}"
-
-
-def sha256_of(path: Path) -> str:
-    """Checksum of a file's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,29 +1,25 @@
 """Search index of passages on disk: built once from a corpus, opened in milliseconds.
 
-An index is a folder of tantivy's files and `manifest.json`, which describes the corpus and the size
-of each file. The folder is written under another name and renamed when it is complete, so that an
-incomplete index never has the right name. Opening a folder that is damaged, has another version, or
-is not an index, fails with an error that says so.
+An index is a folder of tantivy's files and `manifest.json`, which says of which corpus it is. The
+folder is written under another name and renamed when it is complete, so that an incomplete index
+never has the right name.
 """
 
-import importlib.metadata
+import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import tantivy
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from config.disk import claimed, flush, sync
-from tool_server.search.corpus import FORM, CorpusProgress, CorpusReader, sha256_of
+from tool_server.search.corpus import FORM, CorpusProgress, CorpusReader
 from tool_server.search.ranking import Ranking
-
-FORMAT = 1
-"""Version of the folder's format; an index of another version must be built again."""
 
 MANIFEST = "manifest.json"
 WRITER_HEAP_BYTES = 200_000_000
@@ -31,10 +27,6 @@ WRITER_HEAP_BYTES = 200_000_000
 
 PROGRESS_EVERY = 1000
 """Passages between two calls of the progress function."""
-
-_TEMPORARY = "passages-"
-_TANTIVY = importlib.metadata.version("tantivy")
-_REBUILD = "build it again with `verl-mixed prepare corpus`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,37 +42,21 @@ class Passage:
 class CorpusFile(BaseModel):
     """The file from which an index was built."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
-    name: str
     size_bytes: int
     mtime_ns: int
     sha256: str
-    """Checksum of the file; with `limit`, of the part that was read."""
-
     limit: int | None
     """Most passages to read; None for all."""
 
 
 class Manifest(BaseModel):
-    """Content of `manifest.json`."""
+    """Content of `manifest.json`; that of release 1.1.0 has further fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: int
-    tantivy: str
-    """Version of tantivy that wrote the index."""
-
-    passages: int
-    rows: int
-    """Lines of the corpus that were read."""
-
-    dropped: dict[str, int]
-    """Reason -> lines left out."""
+    model_config = ConfigDict(frozen=True)
 
     corpus: CorpusFile
-    files: dict[str, int]
-    """Name -> bytes."""
 
 
 class PassageIndex:
@@ -89,12 +65,15 @@ class PassageIndex:
     An open index works on when its folder is replaced or removed.
     """
 
-    def __init__(self, index: tantivy.Index, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.size = manifest.passages
-        """Number of passages."""
+    def __init__(self, index: tantivy.Index, corpus: CorpusFile) -> None:
+        self.corpus = corpus
+        self.read: CorpusReader | None = None
+        """What was read and left out, if this object has built the index."""
 
         self._searcher = index.searcher()
+        self.size = self._searcher.num_docs
+        """Number of passages."""
+
         self._ranking = Ranking(self._searcher, index.schema)
 
     @classmethod
@@ -119,13 +98,13 @@ class PassageIndex:
 
         Raises:
             FileNotFoundError: there is no such corpus.
-            ValueError: a line is not a passage, the corpus has no passages, or `index_dir` has
-                other content.
+            ValueError: a line is not a passage, the corpus has no passages, `index_dir` has other
+                content, or tantivy cannot write the index.
             OSError: the folder cannot be written, or another process builds the index now.
         """
         reader = CorpusReader(corpus_path, skip_bad=skip_bad, limit=limit)
         if index_dir is None:
-            folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+            folder = Path(tempfile.mkdtemp(prefix="passages-"))
             try:
                 _fill(folder, reader, progress, limit)
                 index = cls.open(folder)
@@ -133,14 +112,15 @@ class PassageIndex:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)
-            return index
-        folder = Path(index_dir)
-        _refuse_other(folder)
-        with _draft(folder) as draft:
-            _fill(draft, reader, progress, limit)
-            cls.open(draft)
-            _rename(draft, folder)
-        return cls.open(folder)
+        else:
+            folder = Path(index_dir)
+            _refuse_other(folder)
+            with _draft(folder) as draft:
+                _fill(draft, reader, progress, limit)
+                _rename(draft, folder)
+            index = cls.open(folder)
+        index.read = reader
+        return index
 
     @classmethod
     def open(cls, index_dir: Path | str) -> "PassageIndex":
@@ -148,28 +128,21 @@ class PassageIndex:
 
         Raises:
             FileNotFoundError: there is no such folder.
-            ValueError: the folder is not an index, is damaged, or has another version.
+            ValueError: the folder is not an index, or is damaged or of another version of tantivy.
         """
         folder = Path(index_dir)
-        manifest = read_manifest(folder)
-        for name, size_bytes in manifest.files.items():
-            path = folder / name
-            if not path.is_file():
-                raise _cannot_open(folder, f"{name} is missing")
-            if (held := path.stat().st_size) != size_bytes:
-                why = f"{name} has {held} bytes and was written with {size_bytes}"
-                raise _cannot_open(folder, why)
+        rebuild = "build it again with `verl-mixed prepare corpus`"
+        if not folder.is_dir():
+            raise FileNotFoundError(f"cannot open index {folder}: no such folder; {rebuild}")
         try:
-            with _links(folder, manifest.files) as links:
-                opened = cls(tantivy.Index.open(str(links)), manifest)
+            manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+            with _links(folder) as links:
+                return cls(tantivy.Index.open(str(links)), manifest.corpus)
+        except FileNotFoundError as error:
+            why = f"it has no {MANIFEST}, so it is not an index of passages, or its build was cut"
+            raise ValueError(f"cannot open index {folder}: {why}; {rebuild}") from error
         except (ValueError, OSError) as error:
-            why = f"{error} (tantivy {_TANTIVY}, written by {manifest.tantivy})"
-            raise _cannot_open(folder, why) from error
-        held = opened._searcher.num_docs
-        if held != manifest.passages:
-            why = f"it has {held} passages, {MANIFEST} says {manifest.passages}"
-            raise _cannot_open(folder, why)
-        return opened
+            raise ValueError(f"cannot open index {folder}: {error}; {rebuild}") from error
 
     @classmethod
     def of(cls, path: Path | str) -> "PassageIndex":
@@ -201,12 +174,12 @@ class PassageIndex:
         Raises:
             FileNotFoundError: there is no such corpus.
         """
-        path, corpus = Path(corpus_path), self.manifest.corpus
+        path, corpus = Path(corpus_path), self.corpus
         stat = path.stat()
         return (
             corpus.limit is None
             and stat.st_size == corpus.size_bytes
-            and (stat.st_mtime_ns == corpus.mtime_ns or sha256_of(path) == corpus.sha256)
+            and (stat.st_mtime_ns == corpus.mtime_ns or _sha256_of(path) == corpus.sha256)
         )
 
     def search(self, query: str, k: int) -> list[Passage]:
@@ -242,50 +215,17 @@ def index_beside(corpus_path: Path) -> Path:
     return corpus_path.with_name(f"{corpus_path.name}.index")
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an index folder.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: the folder is not an index, or has another format.
-    """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"cannot open index {folder}: no such folder; {_REBUILD}")
-    try:
-        text = (folder / MANIFEST).read_text()
-    except FileNotFoundError as error:
-        why = f"it has no {MANIFEST}, so it is not an index of passages, or its build was cut short"
-        raise _cannot_open(folder, why) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise _cannot_open(folder, f"{MANIFEST}: {error}") from error
-    try:
-        manifest = Manifest.model_validate_json(text)
-    except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or MANIFEST}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise _cannot_open(folder, wrong) from error
-    if manifest.format != FORMAT:
-        why = f"its format is {manifest.format}, this version reads {FORMAT}"
-        raise _cannot_open(folder, why)
-    return manifest
-
-
-def _cannot_open(folder: Path, why: str) -> ValueError:
-    return ValueError(f"cannot open index {folder}: {why}; {_REBUILD}")
-
-
 @contextmanager
-def _links(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+def _links(folder: Path) -> Iterator[Path]:
     """A temporary folder of links to the index's files, needed until the index is open.
 
     tantivy writes a lock beside the files that it opens, and the index may be on a read-only disk.
     """
     links = Path(tempfile.mkdtemp(prefix="index-links-"))
     try:
-        for name in names:
-            (links / name).symlink_to(folder.resolve() / name)
+        for path in folder.resolve().iterdir():
+            if not path.name.startswith("."):  # tantivy's locks
+                (links / path.name).symlink_to(path)
         yield links
     finally:
         for _ in range(100):  # a thread of tantivy may write the lock once more meanwhile
@@ -304,71 +244,51 @@ def _fill(
     limit: int | None,
 ) -> None:
     """Write an index into an empty folder, the manifest last."""
+    stat = reader.path.stat()
     builder = tantivy.SchemaBuilder()
     builder.add_bytes_field("id", stored=True)
     builder.add_text_field("contents", stored=True, index_option="freq")
     index = tantivy.Index(builder.build(), path=str(folder))
     # One thread keeps the order of passages, so that equal scores have the same order everywhere.
     writer = index.writer(heap_size=WRITER_HEAP_BYTES, num_threads=1)
-    with reader:
-        for id, contents in reader:
-            document = tantivy.Document()
-            document.add_bytes("id", id.encode())
-            document.add_text("contents", contents)
-            with _writing(folder):
-                writer.add_document(document)
-            if reader.kept % PROGRESS_EVERY == 0:
-                progress(reader.progress)
-        progress(reader.progress)
-        if reader.kept == 0:
-            reasons = ", ".join(f"{count} x {why}" for why, count in reader.dropped.items())
-            raise ValueError(
-                f"cannot index {reader.path}: it has no passages ({reasons or 'empty'}); {FORM}"
-            )
-    with _writing(folder):
-        writer.commit()
-        writer.wait_merging_threads()
+    for id, contents in reader:
+        document = tantivy.Document()
+        document.add_bytes("id", id.encode())
+        document.add_text("contents", contents)
+        writer.add_document(document)
+        if reader.kept % PROGRESS_EVERY == 0:
+            progress(reader.progress)
+    progress(reader.progress)
+    if reader.kept == 0:
+        reasons = ", ".join(f"{count} x {why}" for why, count in reader.dropped.items())
+        raise ValueError(
+            f"cannot index {reader.path}: it has no passages ({reasons or 'empty'}); {FORM}"
+        )
+    writer.commit()
+    writer.wait_merging_threads()
     for path in folder.iterdir():  # tantivy creates some files readable for their owner only
         path.chmod(folder.stat().st_mode & 0o666)
     corpus = CorpusFile(
-        name=reader.path.name,
-        size_bytes=reader.stat.st_size,
-        mtime_ns=reader.stat.st_mtime_ns,
-        sha256=reader.sha256,
+        size_bytes=stat.st_size,
+        mtime_ns=stat.st_mtime_ns,
+        sha256=_sha256_of(reader.path),
         limit=limit,
     )
-    manifest = Manifest(
-        format=FORMAT,
-        tantivy=_TANTIVY,
-        passages=reader.kept,
-        rows=reader.rows,
-        dropped=dict(reader.dropped),
-        corpus=corpus,
-        files={
-            path.name: path.stat().st_size
-            for path in sorted(folder.iterdir())
-            if not path.name.startswith(".")  # tantivy's locks
-        },
-    )
     with (folder / MANIFEST).open("w") as file:
-        file.write(manifest.model_dump_json(indent=2) + "\n")
+        file.write(Manifest(corpus=corpus).model_dump_json(indent=2) + "\n")
         flush(file)
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:  # tantivy raises it for a full disk too
-        free = shutil.disk_usage(folder).free
-        raise OSError(
-            f"cannot write index {folder}: {error} ({free >> 20} MiB are free there); free space "
-            "on the disk, or give another folder"
-        ) from error
+def _sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _refuse_other(folder: Path) -> None:
-    """Raise an error if the folder exists and is neither empty nor an index (of any format)."""
+    """Raise an error if the folder exists and is neither empty nor an index (of any version)."""
     if folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir())):
         return
     if folder.exists() or folder.is_symlink():
@@ -389,7 +309,7 @@ def _draft(folder: Path) -> Iterator[Path]:
                 f"cannot build index {folder}: another process builds it now; wait for its end"
             )
         for path in draft.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            path.unlink()
         try:
             yield draft
         except BaseException:

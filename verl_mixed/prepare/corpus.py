@@ -28,17 +28,17 @@ def prepare_corpus(
     folder = folder or index_beside(corpus.absolute())
     index = None if limit is not None else _up_to_date(corpus, folder)
     if index is not None:
-        console.print(escape(f"{folder} holds {corpus} already"), soft_wrap=True)
-    else:
-        with reading_bar(corpus.name, "passages") as show:
-            index = PassageIndex.build(
-                corpus, folder, progress=show, skip_bad=skip_bad, limit=limit
-            )
-        console.print(escape(f"wrote {folder}"), soft_wrap=True)
-    manifest = index.manifest
-    dropped = dict(sorted(manifest.dropped.items()))
-    table = counts_table("rows", manifest.rows, manifest.passages, dropped)
-    table.add_row("index, MB", f"{sum(manifest.files.values()) / 1e6:,.1f}")
+        held = f"{folder} holds {corpus} already: {index.size:,} passages"
+        console.print(escape(held), soft_wrap=True)
+        return
+    with reading_bar(corpus.name, "passages") as show:
+        index = PassageIndex.build(corpus, folder, progress=show, skip_bad=skip_bad, limit=limit)
+    console.print(escape(f"wrote {folder}"), soft_wrap=True)
+    assert index.read is not None
+    dropped = dict(sorted(index.read.dropped.items()))
+    table = counts_table("rows", index.read.rows, index.size, dropped)
+    size_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    table.add_row("index, MB", f"{size_bytes / 1e6:,.1f}")
     console.print(table)
 
 
