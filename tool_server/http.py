@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -67,13 +66,11 @@ class RequestSlots:
         self.active = 0
         """Requests that run."""
 
-        self._line: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-        self._mean_s = 0.05
-
-    @property
-    def queued(self) -> int:
+        self.queued = 0
         """Requests that wait."""
-        return len(self._line)
+
+        self._free = asyncio.Semaphore(count)
+        self._mean_s = 0.05
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
@@ -82,43 +79,25 @@ class RequestSlots:
         Raises:
             web.HTTPTooManyRequests: the queue is full; `Retry-After` estimates when it is shorter.
         """
-        if self.active < self.count:
-            self.active += 1
-        else:
-            await self._wait()
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._mean_s += (time.monotonic() - started - self._mean_s) / 8
-            self._hand_on()
-
-    async def _wait(self) -> None:
-        if self.queued >= self.queue_length:
+        if self._free.locked() and self.queued >= self.queue_length:
             raise json_error(
                 web.HTTPTooManyRequests,
                 f"queue full: {self.queued} requests wait; try again after Retry-After seconds",
                 {"Retry-After": str(self._retry_after_s()), **NOT_EXECUTED},
             )
-        turn = asyncio.get_running_loop().create_future()
-        self._line[turn] = None
+        self.queued += 1
         try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._line.pop(turn, None)
-            else:
-                self._hand_on()  # it got the slot in the moment of its cancellation
-            raise
-
-    def _hand_on(self) -> None:
-        """Give a free slot to the first request in the queue."""
-        while self._line:
-            turn, _ = self._line.popitem(last=False)
-            if not turn.done():  # a done one was cancelled, and its request has not yet noticed
-                turn.set_result(None)
-                return
-        self.active -= 1
+            await self._free.acquire()
+        finally:
+            self.queued -= 1
+        self.active += 1
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._mean_s += (time.monotonic() - started - self._mean_s) / 8
+            self.active -= 1
+            self._free.release()
 
     def _retry_after_s(self) -> int:
         return min(60, math.ceil(max(1.0, self.queued * self._mean_s / self.count)))

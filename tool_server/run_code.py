@@ -14,7 +14,6 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from config.compat import gather_all
 from tool_server.http import (
     RequestSlots,
     bad_request,
@@ -37,7 +36,7 @@ from tool_server.sandbox import (
     choose_sandbox,
 )
 from tool_server.settings import ServerSettings
-from tool_server.submission import StdioTest, SubmitRequest, same_lines, tests_of
+from tool_server.submission import SubmitRequest, same_lines, tests_of
 from tool_server.wire.fenced import extract_code
 from tool_server.wire.protocol import CACHEABLE, MAX_RUN_S, NOT_EXECUTED
 from tool_server.wire.responses import is_repeatable
@@ -106,7 +105,6 @@ class RunCode:
         except SandboxUnavailable as error:
             self.fault = str(error)  # without isolation nothing runs
         else:
-            self._sandbox.use_cgroups()
             self.fingerprint = fingerprint_of(
                 "run_code",
                 self._sandbox.name,
@@ -227,9 +225,14 @@ class RunCode:
             cpu_s=math.ceil(config.run_timeout or 10.0),
             compile_s=config.compile_timeout or 10.0,
         )
-        outcomes = await self._judge(
-            code, config.language, tests, limits, stop=not config.extra.get("run_all_cases")
-        )
+        outcomes, free_chars = list[dict[str, Any]](), MAX_SUBMIT_CHARS
+        for test in tests:
+            program = Program(code=code, language=config.language, stdin=test.input["stdin"])
+            done, passed = await self._judge(program, limits, test.output["stdout"])
+            free_chars -= _bound_outputs(done, free_chars)
+            outcomes.append({"passed": passed, "exec_info": done, "test_info": test.model_dump()})
+            if not passed and not config.extra.get("run_all_cases"):
+                break
         return json_answer(
             {
                 "id": asked.id,
@@ -244,47 +247,20 @@ class RunCode:
         )
 
     async def _judge(
-        self, code: str, language: str, tests: list[StdioTest], limits: Limits, *, stop: bool
-    ) -> list[dict[str, Any]]:
-        """Run the tests concurrently; the outcomes, with `stop` up to the first failed test."""
-        failed_at = len(tests)
-
-        async def outcome(number: int, test: StdioTest) -> dict[str, Any]:
-            nonlocal failed_at
-            program = Program(code=code, language=language, stdin=test.input["stdin"])
-            try:
-                result = await self._run(program, limits)
-            except NotSupported as error:
-                done, passed = not_supported(str(error)), False
-            except SandboxUnavailable as error:  # 500 is no verdict: the caller tries again
-                raise json_error(web.HTTPInternalServerError, str(error)) from error
-            else:
-                done = run_answer(result)
-                # In a thread, because a megabyte of numbers takes 0.2 s.
-                passed = done["status"] == "Success" and await asyncio.to_thread(
-                    same_lines, result.stdout, test.output["stdout"]
-                )
-            if not passed:
-                failed_at = min(failed_at, number)
-            return {"passed": passed, "exec_info": done, "test_info": test.model_dump()}
-
-        outcomes: dict[int, dict[str, Any]] = {}
-        free_chars = MAX_SUBMIT_CHARS
-        left = iter(enumerate(tests))
-
-        async def some() -> None:
-            """Take tests until none is left, or one that is behind a failed one."""
-            nonlocal free_chars
-            for number, test in left:
-                if stop and number > failed_at:
-                    return
-                one = await outcome(number, test)
-                free_chars -= _bound_outputs(one["exec_info"], free_chars)
-                outcomes[number] = one
-
-        await gather_all([some() for _ in range(min(len(tests), self.slots.count))])
-        kept = failed_at + 1 if stop else len(tests)
-        return [outcomes[number] for number in sorted(outcomes) if number < kept]
+        self, program: Program, limits: Limits, expected: str
+    ) -> tuple[dict[str, Any], bool]:
+        """The answer of one test's run, and whether its output is the expected one."""
+        try:
+            result = await self._run(program, limits)
+        except NotSupported as error:
+            return not_supported(str(error)), False
+        except SandboxUnavailable as error:  # 500 is no verdict: the caller tries again
+            raise json_error(web.HTTPInternalServerError, str(error)) from error
+        done = run_answer(result)
+        # In a thread, because a megabyte of numbers takes 0.2 s.
+        return done, done["status"] == "Success" and await asyncio.to_thread(
+            same_lines, result.stdout, expected
+        )
 
 
 def _bound_outputs(answer: dict[str, Any], most: int) -> int:

@@ -32,7 +32,7 @@ class ServerSettings(BaseModel):
     server with that key asks Serper, and without the key /retrieve answers 503"""
 
     sandbox: SandboxKind = "auto"
-    """isolation of programs; auto takes the strongest that works here, rlimits does not isolate"""
+    """isolation of programs; auto takes the stronger one that works here"""
 
     sandbox_workers: int = Field(default=2, ge=1)
     """programs that run at once; further programs wait"""

@@ -10,7 +10,6 @@ from typing import Literal
 
 from tool_server.isolation.errors import PackageUnusable, SandboxUnavailable
 from tool_server.sandbox.bubblewrap import BubblewrapSandbox
-from tool_server.sandbox.cgroup import how_limited
 from tool_server.sandbox.landlock import LandlockSandbox
 from tool_server.sandbox.probe import prove
 from tool_server.sandbox.program import (
@@ -20,7 +19,6 @@ from tool_server.sandbox.program import (
     RunResult,
     RunStatus,
 )
-from tool_server.sandbox.rlimits import RlimitsSandbox
 from tool_server.sandbox.sandbox import WALL_FACTOR, Interpreter, Sandbox
 
 __all__ = [
@@ -38,15 +36,13 @@ __all__ = [
     "choose_sandbox",
 ]
 
-SandboxKind = Literal["auto", "bubblewrap", "landlock", "rlimits"]
+SandboxKind = Literal["auto", "bubblewrap", "landlock"]
 
 _BACKENDS: dict[str, type[Sandbox]] = {
     "bubblewrap": BubblewrapSandbox,
     "landlock": LandlockSandbox,
-    "rlimits": RlimitsSandbox,
 }
-_ISOLATING = ("bubblewrap", "landlock")
-"""The backends that `auto` tries, the strongest first."""
+"""The strongest first."""
 
 
 def choose_sandbox(
@@ -72,10 +68,10 @@ def choose_sandbox(
     if kind != "auto" and kind not in _BACKENDS:
         raise ValueError(f"unknown sandbox={kind!r}: expected auto, {', '.join(_BACKENDS)}")
     reasons = []
-    for name in _ISOLATING if kind == "auto" else [kind]:
+    for name in _BACKENDS if kind == "auto" else [kind]:
         try:
             sandbox = _BACKENDS[name](workers, tuple(packages))
-            sandbox.why = "; ".join([*reasons, f"{name}: {prove(sandbox)}", how_limited()])
+            sandbox.why = "; ".join([*reasons, f"{name}: {prove(sandbox)}"])
             sandbox.start()
         except PackageUnusable:
             raise

@@ -6,8 +6,8 @@ user without capabilities, and a seccomp filter. When the first process of the p
 the kernel kills everything that the program started. See bwrap(1), namespaces(7).
 
 Two points are weaker than they could be. Runs share the host's devices, so that two programs that
-run at the same time can exchange bits by record locks on /dev/null. And without a cgroup, memory of
-processes that live for a few milliseconds is not always counted.
+run at the same time can exchange bits by record locks on /dev/null. And memory of processes that
+live for a few milliseconds is not always counted.
 """
 
 import os

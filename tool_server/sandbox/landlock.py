@@ -27,17 +27,17 @@ from tool_server.sandbox.zygote import READABLE, Launch
 DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 """Without /dev/zero, because a shared mapping of it is memory that no limit counts."""
 
-FOLDER_ENVIRONMENT = ENVIRONMENT | {"TMPDIR": ".", "HOME": "."}
 
+class LandlockSandbox(Sandbox):
+    """Sandbox with Landlock and seccomp, in which each run has a folder on the host's disk."""
 
-class FolderSandbox(Sandbox):
-    """A sandbox in which each run has a folder on the host's disk."""
-
+    name = "landlock"
     has_processes = False
 
     def __init__(self, workers: int = 1, packages: tuple[str, ...] = ()) -> None:
         super().__init__(workers, packages)
         self._paths = package_paths(packages)
+        self._filter = build_filter(processes=False).hex()
         self._folder: Path | None = None
 
     def home_of_run(self) -> str:
@@ -51,16 +51,6 @@ class FolderSandbox(Sandbox):
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
-
-class LandlockSandbox(FolderSandbox):
-    """Sandbox with Landlock and seccomp."""
-
-    name = "landlock"
-
-    def __init__(self, workers: int = 1, packages: tuple[str, ...] = ()) -> None:
-        super().__init__(workers, packages)
-        self._filter = build_filter(processes=False).hex()
-
     def launch(self, open_fds: ExitStack) -> Launch:
         return Launch(
             plan=self.plan(
@@ -71,5 +61,5 @@ class LandlockSandbox(FolderSandbox):
                 devices=[path for path in DEVICES if os.path.exists(path)],
                 folder=str(self.folder),
             ),
-            env=FOLDER_ENVIRONMENT,
+            env=ENVIRONMENT | {"TMPDIR": ".", "HOME": "."},
         )

@@ -9,16 +9,15 @@ import os
 import tempfile
 from pathlib import Path
 
-from tool_server.isolation.errors import PackageUnusable, SandboxUnavailable
+from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.isolation.host import ENVIRONMENT
-from tool_server.sandbox.inside.parts import NOT_IMPORTED
 from tool_server.sandbox.program import Limits, Program, RunStatus
 from tool_server.sandbox.sandbox import Sandbox
 
 _LIMITS = Limits(wall_s=20.0)
 
 _PROGRAM = """
-import fcntl, importlib, json, mmap, os, socket, sys
+import fcntl, json, mmap, os, socket, sys
 
 reached = []
 
@@ -35,11 +34,6 @@ def fork():
         os._exit(0)
 
 plan = json.loads(sys.stdin.read())
-for module in plan["modules"]:
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        sys.exit(f"cannot import {module}: {type(error).__name__}: {error}")
 for path in plan["files"]:
     attempt(f"read {path}", lambda: open(path, "rb").read(1))
 for path in plan["folders"]:
@@ -72,7 +66,6 @@ def prove(sandbox: Sandbox) -> str:
         One line that says what is isolated.
 
     Raises:
-        PackageUnusable: a package does not import in a run.
         SandboxUnavailable: the probe did not run, or one of its attempts succeeded.
     """
     with tempfile.TemporaryDirectory(prefix="sandbox-probe-") as folder:
@@ -84,19 +77,14 @@ def prove(sandbox: Sandbox) -> str:
             "pid": os.getpid(),
             "processes": sandbox.has_processes,
             "environment": [*ENVIRONMENT, "PWD", "LC_CTYPE"],  # the last two are the interpreter's
-            "modules": sandbox.modules,
             "memory": 2 * _LIMITS.memory_mb * 1024 * 1024,
         }
         probe = Program(code=_PROGRAM, stdin=json.dumps(plan))
         done = sandbox.run_blocking(probe, _LIMITS)
     if done.status is not RunStatus.FINISHED:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.return_code}"]
-        if lines[-1].startswith(NOT_IMPORTED):
-            raise PackageUnusable.in_sandbox(sandbox.name, lines[-1])
         raise SandboxUnavailable(f"the probe program did not run ({lines[-1]})")
     reached = json.loads(done.stdout)
-    if not sandbox.isolates:
-        return "limits only, no isolation, as configured: programs reach what their user reaches"
     if reached:
         raise SandboxUnavailable(f"the probe program got out ({', '.join(reached)})")
     return "no host file, environment, network, process or signal within reach"

@@ -28,7 +28,6 @@ from packaging.requirements import Requirement
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.isolation.host import import_names, memory_file
 from tool_server.isolation.proc import remove
-from tool_server.sandbox.cgroup import Cgroups, Leaf, find_delegated
 from tool_server.sandbox.collector import Collector, pipe_to
 from tool_server.sandbox.inside.parts import read_parts, write_parts
 from tool_server.sandbox.languages import FOLDER, LANGUAGES, Language
@@ -86,9 +85,6 @@ class Sandbox(ABC):
     """
 
     name: str
-    isolates: bool = True
-    """Whether a program is denied what its user may do."""
-
     has_processes: bool
     """Whether a program may start processes; languages besides Python need this."""
 
@@ -98,7 +94,6 @@ class Sandbox(ABC):
         self._zygotes: list[Zygote | None] = [None] * workers
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(MAX_LOOKS, thread_name_prefix="sandbox")
-        self._cgroups: Cgroups | None = None
         self._threads_ran_out_at = -math.inf
         self._numbers = itertools.count()
 
@@ -115,7 +110,7 @@ class Sandbox(ABC):
         return ""
 
     def start(self) -> None:
-        """Start all zygotes; otherwise the first runs start them.
+        """Start the zygotes that are dead or missing; otherwise the first runs start them.
 
         A server starts them before it listens, so that no zygote inherits a connection.
 
@@ -140,24 +135,6 @@ class Sandbox(ABC):
         with ExitStack() as open_fds:
             return Zygote(self.launch(open_fds), self.name)
 
-    def use_cgroups(self) -> None:
-        """Give each run a cgroup, where one is delegated to this process.
-
-        This process and its descendants move into another cgroup below the delegated one. A
-        program is run to prove that runs enter their cgroups: Linux before 5.16 may refuse it.
-        Without cgroups, `why` says what is missing.
-        """
-        with suppress(SandboxUnavailable):
-            folder = find_delegated()
-            try:
-                self._cgroups = Cgroups(folder)
-                result = self.run_blocking(Program(code=""))
-                if result.status is not RunStatus.FINISHED:
-                    raise SandboxUnavailable(f"a program failed in a cgroup ({result.stderr})")
-            except SandboxUnavailable as error:
-                self._cgroups = None
-                self.why += f", but that fails, so its memory is measured ({error})"
-
     @property
     def languages(self) -> list[str]:
         """Languages that run on this machine."""
@@ -171,8 +148,6 @@ class Sandbox(ABC):
                 if zygote is not None:
                     zygote.close()
                     self._zygotes[index] = None
-        if self._cgroups is not None:
-            self._cgroups.remove_ended()
 
     def run_blocking(self, program: Program, limits: Limits | None = None) -> RunResult:
         """As `run`, in an event loop of its own: this thread may already run one."""
@@ -196,14 +171,14 @@ class Sandbox(ABC):
         language = self._language_of(program.language)
         check_files(program, limits, language.source)
         started = time.monotonic()
-        async with self._place(limits) as (home, leaf):
-            result = await self._run_in(home, leaf, program, language, limits)
+        async with self._home() as home:
+            result = await self._run_in(home, program, language, limits)
         if result.status is RunStatus.ERROR and started < self._threads_ran_out_at:
             self._check_threads(result)
         return result
 
     async def _run_in(
-        self, home: str, leaf: Leaf | None, program: Program, language: Language, limits: Limits
+        self, home: str, program: Program, language: Language, limits: Limits
     ) -> RunResult:
         with ExitStack() as open_fds:
             zygote = await self._ready_zygote()
@@ -213,7 +188,7 @@ class Sandbox(ABC):
                 wall_s=WALL_FACTOR * limits.wall_s + GRACE_S,
                 compile_s=WALL_FACTOR * limits.compile_s + GRACE_S,
             )
-            run = self._new_run(zygote, self._order(home, language, longest), limits, leaf)
+            run = self._new_run(zygote, self._order(home, language, longest), limits)
             patience_s = 0.0
             stdout = Collector(limits.output_bytes, run.end)
             stderr = Collector(limits.output_bytes, run.end)
@@ -242,10 +217,8 @@ class Sandbox(ABC):
             run.check_starved(report)
             return _result_of(report, stdout, stderr, run.ended_why)
 
-    def _new_run(
-        self, zygote: Zygote, order: dict[str, Any], limits: Limits, leaf: Leaf | None
-    ) -> "_Run":
-        return _Run(zygote, order, limits, leaf, self._threads, self._note_end)
+    def _new_run(self, zygote: Zygote, order: dict[str, Any], limits: Limits) -> "_Run":
+        return _Run(zygote, order, limits, self._threads, self._note_end)
 
     def _note_end(self, why: str) -> None:
         if why.endswith(THREADS):
@@ -267,19 +240,15 @@ class Sandbox(ABC):
             )
 
     @asynccontextmanager
-    async def _place(self, limits: Limits) -> AsyncIterator[tuple[str, Leaf | None]]:
-        """Folder on the host and cgroup of one run, where there are such; removed at the end."""
-        with ExitStack() as stack:
-            leaf = None
-            if self._cgroups is not None:
-                leaf = stack.enter_context(self._cgroups.leaf(limits))
-            home = self.home_of_run()
-            try:
-                yield home, leaf
-            finally:
-                if home:  # a thread, because a program can fill it with many files
-                    loop = asyncio.get_running_loop()
-                    await asyncio.shield(loop.run_in_executor(self._threads, remove, home))
+    async def _home(self) -> AsyncIterator[str]:
+        """Folder of one run on the host, if it needs one; removed at the end."""
+        home = self.home_of_run()
+        try:
+            yield home
+        finally:
+            if home:  # a thread, because a program can fill it with many files
+                loop = asyncio.get_running_loop()
+                await asyncio.shield(loop.run_in_executor(self._threads, remove, home))
 
     @asynccontextmanager
     async def interpreter(
@@ -299,10 +268,10 @@ class Sandbox(ABC):
         whole = replace(limits, wall_s=INTERPRETER_S, cpu_s=int(INTERPRETER_S))
         program = Program(code="", files=files or {})
         check_files(program, whole, "")
-        async with self._place(whole) as (home, leaf):
+        async with self._home() as home:
             with ExitStack() as open_fds:
                 zygote = await self._ready_zygote()
-                run = self._new_run(zygote, self._order(home, _PYTHON, whole), whole, leaf)
+                run = self._new_run(zygote, self._order(home, _PYTHON, whole), whole)
                 channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 open_fds.callback(channel.close)
                 channel.setblocking(False)
@@ -356,20 +325,10 @@ class Sandbox(ABC):
         return language
 
     async def _ready_zygote(self) -> Zygote:
-        """As `_zygote`, but a zygote that has to be started does not block the event loop."""
-        zygotes = [zygote for zygote in self._zygotes if zygote is not None and zygote.is_alive]
-        if len(zygotes) == len(self._zygotes):
-            return min(zygotes, key=lambda zygote: zygote.active)
-        return await asyncio.to_thread(self._zygote)
-
-    def _zygote(self) -> Zygote:
-        """The zygote with the fewest runs; a dead or missing one is started first."""
-        with self._lock:
-            for index, zygote in enumerate(self._zygotes):
-                if zygote is None or not zygote.is_alive:
-                    self._zygotes[index] = self._started(index)
-                    break
-            return min(filter(None, self._zygotes), key=lambda zygote: zygote.active)
+        """The zygote with the fewest runs; dead or missing ones are started first."""
+        if not all(zygote is not None and zygote.is_alive for zygote in self._zygotes):
+            await asyncio.to_thread(self.start)
+        return min(filter(None, self._zygotes), key=lambda zygote: zygote.active)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -377,13 +336,9 @@ class Sandbox(ABC):
         names = sorted(Requirement(package).name for package in self.packages)
         return {name: metadata.version(name) for name in names}
 
-    @property
-    def modules(self) -> list[str]:
-        """Modules of the packages that programs may import."""
-        return [name for package in self.packages for name in import_names(package)]
-
     def plan(self, package_paths: Sequence[Path], **backend: Any) -> dict[str, Any]:
         """Settings of a zygote (`Launch.plan`); `backend` replaces those of no isolation."""
+        modules = [name for package in self.packages for name in import_names(package)]
         plan = {
             "namespaces": False,
             "landlock": False,
@@ -393,7 +348,7 @@ class Sandbox(ABC):
             "own_user_namespace": False,
             "read_only": [],
             "packages": list(dict.fromkeys(str(path.parent) for path in package_paths)),
-            "preload": [*COMMON_MODULES, *self.modules],
+            "preload": [*COMMON_MODULES, *modules],
         }
         return plan | backend
 
@@ -406,11 +361,10 @@ class _Run:
         zygote: Zygote,
         order: dict[str, Any],
         limits: Limits,
-        leaf: Leaf | None,
         threads: Executor,
         on_end: Callable[[str], None],
     ) -> None:
-        self._zygote, self._order, self._leaf, self._on_end = zygote, order, leaf, on_end
+        self._zygote, self._order, self._on_end = zygote, order, on_end
         self._status = Collector(4096, until=b"done\n")
         self._monitor = UsageMonitor(zygote.process.pid, order["home"], limits, self.end, threads)
         self._status.on_data = self._read_status
@@ -504,8 +458,6 @@ class _Run:
         with ExitStack() as child_fds:
             status = pipe_to(self._status, open_fds, child_fds)
             try:
-                if self._leaf is not None:
-                    fds = {**fds, "cgroup": self._leaf.procs}
                 order = self._order | {"descriptors": list(fds)}
                 self._zygote.order(order, [*fds.values(), self._result, status])
             except SandboxUnavailable:
@@ -555,8 +507,6 @@ class _Run:
             raise SandboxUnavailable(
                 "the sandbox died with the program: the next call starts a new one; call again"
             )
-        if self._leaf is not None:
-            self.ended_why = self.ended_why or self._leaf.excess()
         is_empty = os.fstat(self._result).st_size == 0
         if is_empty and self.ended_why:  # killed before it could report
             wall_s = time.monotonic() - self._started

@@ -7,8 +7,7 @@ It receives orders on a SOCK_SEQPACKET socket, as JSON with descriptors, until t
 | {"id", "limits", "source", ...} | those named in "descriptors", then result and status | run |
 | {"stop" or "interrupt" or "kill": id} | | signal the run |
 
-Descriptors: payload (`parts.py`), stdin, stdout, stderr; with a cgroup its `cgroup.procs`, with a
-session its channel.
+Descriptors: payload (`parts.py`), stdin, stdout, stderr; with a session its channel.
 
 The pipe `status` gets lines: the run's pid as the zygote sees it; "compiled" from the run, after a
 compiler; "done" from the run, when it has written its report and all processes of the program are

@@ -19,7 +19,6 @@ from parts import read_parts, write_parts
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_RELATIME = 1, 2, 4, 32, 4096, 1 << 21
 KEPT_FLAGS = MS_NOSUID | MS_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
-PR_SET_CHILD_SUBREAPER = 36
 HOME = "/box"
 AWAITED_SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 COMPILER_OUTPUT_BYTES = 65536  # bytes kept of each stream of a compiler
@@ -35,7 +34,6 @@ class Run:
             make_home(has_tmp=plan["tmp"])
         else:
             confine.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            confine.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._spare: ForkServerClient | None = ForkServerClient(plan)
 
     def execute(self, order: dict, received: list[int]) -> None:
@@ -95,7 +93,8 @@ class Run:
             status = self._reap(client.pid)
         wall_s = time.monotonic() - started
         cpu_s = cpu_of_children_s() - before_s
-        self._sweep()
+        if self._has_namespace:  # under Landlock the program could start no processes
+            kill_namespace()
         code = os.waitstatus_to_exitcode(status)
         # A program that ignores SIGXCPU of the soft limit is killed at the hard limit.
         is_spent = code == -signal.SIGKILL and cpu_s >= order["limits"]["cpu_s"]
@@ -106,13 +105,6 @@ class Run:
             "wall_s": wall_s,
             "cpu_s": cpu_s,
         }
-
-    def _sweep(self) -> None:
-        """Kill the processes that the program left; under Landlock it could start none."""
-        if self._has_namespace:
-            kill_namespace()
-        elif not self._plan["landlock"]:
-            kill_children()
 
     def _reap(self, program: int) -> "int | None":
         """Reap all dead children; the program's status if it has ended."""
@@ -146,19 +138,6 @@ def kill_namespace() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def kill_children() -> None:
-    """Kill and reap all children; children of a dead child become children of this process."""
-    own = os.getpid()
-    while True:
-        with open(f"/proc/{own}/task/{own}/children") as file:
-            children = [int(pid) for pid in file.read().split()]
-        if not children:
-            return
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
 
 
 def make_home(*, has_tmp: bool) -> None:
