@@ -12,7 +12,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import prometheus_client
 from aiohttp import web
@@ -111,8 +110,10 @@ async def one_request(request: web.Request, handler: Handler) -> web.StreamRespo
     metrics.in_flight.labels(tool).inc()
     try:
         _admit(request)
-        answering = handler if request.path in MONITORING_PATHS else partial(_until_end, handler)
-        response = await answering(request)
+        if request.path in MONITORING_PATHS:
+            response = await handler(request)
+        else:
+            response = await _until_end(request, handler)
         status = response.status
         return response
     except web.HTTPException as error:
@@ -164,7 +165,7 @@ def is_authorised(request: web.Request) -> bool:
     return not token or (scheme.lower() == "bearer" and same)
 
 
-async def _until_end(handler: Handler, request: web.Request) -> web.StreamResponse:
+async def _until_end(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The answer, unless the server stops before or meanwhile."""
     drain, task = request.app[DRAIN], asyncio.current_task()
     assert task is not None

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import io
 import json
 import math
 import sys
@@ -24,6 +25,8 @@ MOST_ERRORS = 20
 
 MOST_QUEUED = 20_000
 """Requests of one tool that may wait; further requests are answered with 429 and Retry-After."""
+
+LARGE_BYTES = 1 << 20
 
 Request = TypeVar("Request", bound=BaseModel)
 
@@ -208,4 +211,6 @@ def json_answer(answer: Any, status: int = 200) -> web.Response:
         body = msgspec.json.encode(answer)
     except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
         body = json.dumps(answer, default=lambda raw: base64.b64encode(raw).decode()).encode()
-    return web.Response(body=body, status=status, content_type="application/json")
+    # A large body is sent in pieces, because a socket takes and copies what it cannot send at once.
+    sent = io.BytesIO(body) if len(body) > LARGE_BYTES else body
+    return web.Response(body=sent, status=status, content_type="application/json")

@@ -91,22 +91,6 @@ async def test_a_program_runs_and_answers_as_sandbox_fusion_does(url):
     }
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "said"),
-    [
-        ("1/0", "Finished", "ZeroDivisionError"),
-        ("raise SystemExit(3)", "Finished", ""),
-        ("while True: pass", "TimeLimitExceeded", ""),
-    ],
-)
-async def test_the_models_own_mistakes_are_failed_runs(url, code, status, said):
-    _, body = await post(f"{url}/run_code", {"code": code, "run_timeout": 0.5})
-    assert body["status"] == "Failed"
-    assert body["run_result"]["status"] == status
-    assert body["run_result"]["return_code"] != 0
-    assert said in body["run_result"]["stderr"]
-
-
 def is_at_work(process: psutil.Process) -> bool:
     """Whether it has run for longer than an interpreter needs to start."""
     try:
@@ -151,27 +135,6 @@ async def test_a_call_that_is_cancelled_kills_its_program_and_frees_all_places(
         assert 'tool_requests_total{status="499",tool="run_code"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print(open('/etc/passwd').read())",
-        "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
-        "open('/usr/x', 'w')",
-        "import os; os.kill(1, 9) if os.getpid() > 1e9 else exit(len(os.listdir('/home')))",
-    ],
-)
-async def test_a_program_reaches_nothing_of_the_host(url, code):
-    _, body = await post(f"{url}/run_code", {"code": code})
-    assert body["status"] == "Failed"
-    assert "root:" not in body["run_result"]["stdout"]
-
-
-async def test_a_language_that_is_not_there_is_a_sandbox_error(url):
-    _, body = await post(f"{url}/run_code", {"code": "1", "language": "rust"})
-    assert body["status"] == "SandboxError"
-    assert "rust" in body["message"]
-
-
 async def test_more_memory_than_the_server_gives_is_refused(url):
     status, body = await post(f"{url}/run_code", {"code": "1", "memory_limit_MB": 10**9})
     assert status == 400
@@ -213,44 +176,6 @@ async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings
         assert answer.headers["X-Executed"] == "maybe"
 
 
-async def test_search_finds_the_passage_and_takes_any_punctuation(url):
-    _, body = await post(
-        f"{url}/retrieve",
-        {"queries": ['Who wrote "Sapphire Bridge"? (+x:^)', "zzz"], "topk": 2, "return_scores": 1},
-    )
-    first, nothing = body["result"]
-    assert first[0]["document"] == CORPUS[0]
-    assert first[0]["score"] >= first[1]["score"] > 0
-    assert nothing == []
-
-
-async def test_search_without_scores_is_a_list_of_documents(url):
-    _, body = await post(f"{url}/retrieve", {"queries": ["iron"], "topk": 1})
-    assert body["result"] == [[CORPUS[2]]]
-
-
-async def test_algebra_is_answered_too(url):
-    assert (await post(f"{url}/calculate", {"expression": "2x+3=7"}))[1] == {"result": "x = 2"}
-    assert (await post(f"{url}/calculate", {"expression": "2x+3=+"}))[1] == {
-        "error": "not an expression: '2x+3=+'"
-    }
-
-
-async def test_arithmetic_has_a_result_or_an_error(url):
-    assert await post(f"{url}/calculate", {"expression": "15*21"}) == (200, {"result": "315"})
-    assert (await post(f"{url}/calculate", {"expression": "1/0"}))[1] == {
-        "error": "division by zero"
-    }
-
-
-async def test_a_wrong_request_is_refused_with_the_field_that_is_wrong(url):
-    status, body = await post(f"{url}/run_code", {"language": "python"})
-    assert status == 400
-    assert "code" in body["error"]
-    status, body = await post(f"{url}/retrieve", {"queries": "x", "topk": -1})
-    assert "queries" in body["error"] and "topk" in body["error"]
-
-
 async def test_health_says_which_sandbox_and_metrics_count_requests(url):
     await post(f"{url}/calculate", {"expression": "1"})
     async with aiohttp.ClientSession() as session:
@@ -283,10 +208,3 @@ async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings
             {"error": "no isolation here"},
         )
         assert (await post(f"{address}/calculate", {"expression": "1"}))[0] == 200
-
-
-async def test_without_a_corpus_search_says_so():
-    async with serve(create_app(ServerSettings(port=0))) as address:
-        status, body = await post(f"{address}/retrieve", {"queries": ["x"]})
-        assert status == 503
-        assert "--corpus" in body["error"]

@@ -274,6 +274,10 @@ _CLONE_FILES, _CLONE_THREAD = 0x00000400, 0x00010000
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 
 
+_Instruction = tuple[int, int, int, int]
+"""Opcode, instructions to skip if true and if false, operand (`struct sock_filter`)."""
+
+
 class UnsupportedArchitecture(SandboxUnavailable):
     """The filter has no table of system calls for this architecture."""
 
@@ -294,88 +298,71 @@ def build_filter(machine: str | None = None, *, processes: bool, agent: bool = F
         raise UnsupportedArchitecture(
             f"no system call table for machine={machine!r}: have {', '.join(_ARCHITECTURES)}"
         )
+    assert processes or not agent, "an agent program has its own namespaces"
     column, audit_arch, clone, clone3, prlimit64, ioctl, mmap = _ARCHITECTURES[machine]
-    deny = _ERRNO | errno.EPERM
-    absent = _ERRNO | errno.ENOSYS
+    allow, deny, absent = map(_return, (_ALLOW, _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS))
     program = [
         (_LOAD, 0, 0, _AT_ARCH),
         (_JUMP_EQ, 1, 0, audit_arch),
-        (_RETURN, 0, 0, _KILL_PROCESS),
+        _return(_KILL_PROCESS),
         (_LOAD, 0, 0, _AT_NR),
         # Also refuses the x32 calls, whose numbers carry bit 30.
         (_JUMP_GT, 0, 1, _NEWEST_KNOWN),
-        (_RETURN, 0, 0, absent),
+        absent,
         # clone3 passes its flags in memory, which a filter cannot read; libc falls back to clone.
-        (_JUMP_EQ, 0, 1, clone3),
-        (_RETURN, 0, 0, absent),
+        *_if_equal(clone3, absent),
     ]
-    assert processes or not agent, "an agent program has its own namespaces"
     denied = _DENIED if processes else _DENIED | _DENIED_OUTSIDE
     if agent:
-        denied = {name: denied[name] for name in denied.keys() - _AGENT_CALLS}
+        denied = {name: each for name, each in denied.items() if name not in _AGENT_CALLS}
     for numbers in denied.values():
         if (number := numbers[column]) is not None:
-            program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, deny)]
+            program += _if_equal(number, deny)
     for numbers in (_ABSENT if processes else _ABSENT | _ABSENT_OUTSIDE).values():
-        program += [(_JUMP_EQ, 0, 1, numbers[column]), (_RETURN, 0, 0, absent)]
+        program += _if_equal(numbers[column], absent)
     if agent:
         numbers, argument, values = _AGENT_FAMILIES
+        no_family = _return(_ERRNO | errno.EAFNOSUPPORT)
         rules = [
-            (numbers[column], argument, values, _ALLOW, _ERRNO | errno.EAFNOSUPPORT),
-            (ioctl, 1, _AGENT_DENIED_IOCTLS, deny, _ALLOW),
+            (numbers[column], argument, values, allow, no_family),
+            (ioctl, 1, _AGENT_DENIED_IOCTLS, deny, allow),
         ]
     else:
         numbers, argument, values = _IDLE_LOCKS
-        program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
-        program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
-        for value in values:
-            program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO)]
-        program += [(_LOAD, 0, 0, _AT_NR)]
+        rules = [(numbers[column], argument, values, _return(_ERRNO), (_LOAD, 0, 0, _AT_NR))]
         options = _DENIED_OPTIONS if processes else _DENIED_OPTIONS | _DENIED_OPTIONS_OUTSIDE
-        rules = [
-            (numbers[column], argument, values, deny, _ALLOW)
+        rules += [
+            (numbers[column], argument, values, deny, allow)
             for numbers, argument, values in options.values()
         ]
-        rules.append((ioctl, 1, _ALLOWED_IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY))
+        rules.append((ioctl, 1, _ALLOWED_IOCTLS, allow, _return(_ERRNO | errno.ENOTTY)))
     for number, argument, values, if_one_of_them, otherwise in rules:
-        program += [(_JUMP_EQ, 0, 2 * len(values) + 2, number)]
-        program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
-        for value in values:
-            program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, if_one_of_them)]
-        program += [(_RETURN, 0, 0, otherwise)]
-    program += [
-        (_JUMP_EQ, 0, 6, mmap),
-        (_LOAD, 0, 0, _AT_ARGS + 8 * 3),
-        # An agent program may share memory; its processes are charged for it while they map it.
-        (_JUMP_SET, 2, 3 if agent else 0, _MAP_HUGETLB),
-        (_JUMP_SET, 0, 2, _MAP_ANONYMOUS),
-        (_JUMP_SET, 0, 1, _MAP_SHARED),
-        (_RETURN, 0, 0, deny),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+        tests = [each for value in values for each in _if_equal(value, if_one_of_them)]
+        program += _if_equal(number, _load(argument), *tests, otherwise)
+    # An agent program may share memory; its processes are charged for it while they map it.
+    is_shared = [(_JUMP_SET, 0, 2, _MAP_ANONYMOUS), (_JUMP_SET, 0, 1, _MAP_SHARED)]
+    is_huge = (_JUMP_SET, 2, 3 if agent else 0, _MAP_HUGETLB)
+    program += _if_equal(mmap, _load(3), is_huge, *is_shared, deny, allow)
     if processes:
-        program += [
-            (_JUMP_EQ, 0, 4, clone),
-            (_LOAD, 0, 0, _AT_ARGS),
-            (_JUMP_SET, 0, 1, _CLONE_NEW),
-            (_RETURN, 0, 0, deny),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
+        flags = [(_JUMP_SET, 0, 1, _CLONE_NEW), deny, allow]
     else:  # threads that share the descriptors of their process
-        program += [
-            (_JUMP_EQ, 0, 5, clone),
-            (_LOAD, 0, 0, _AT_ARGS),
-            (_JUMP_SET, 0, 2, _CLONE_THREAD),
-            (_JUMP_SET, 0, 1, _CLONE_FILES),
-            (_RETURN, 0, 0, _ALLOW),
-            (_RETURN, 0, 0, deny),
-        ]
-    program += [
-        # prlimit64 only on the calling process (pid 0).
-        (_JUMP_EQ, 0, 3, prlimit64),
-        (_LOAD, 0, 0, _AT_ARGS),
-        (_JUMP_EQ, 1, 0, 0),
-        (_RETURN, 0, 0, deny),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+        flags = [(_JUMP_SET, 0, 2, _CLONE_THREAD), (_JUMP_SET, 0, 1, _CLONE_FILES), allow, deny]
+    program += _if_equal(clone, _load(0), *flags)
+    # prlimit64 only on the calling process (pid 0).
+    program += _if_equal(prlimit64, _load(0), (_JUMP_EQ, 1, 0, 0), deny)
+    program.append(allow)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _return(value: int) -> _Instruction:
+    return _RETURN, 0, 0, value
+
+
+def _load(argument: int) -> _Instruction:
+    """Load an argument of the call; the number of the call is lost."""
+    return _LOAD, 0, 0, _AT_ARGS + 8 * argument
+
+
+def _if_equal(value: int, *then: _Instruction) -> list[_Instruction]:
+    """Run instructions if the loaded value is this one, and skip them otherwise."""
+    return [(_JUMP_EQ, 0, len(then), value), *then]

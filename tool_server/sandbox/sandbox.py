@@ -170,25 +170,14 @@ class Sandbox(ABC):
         limits = limits or Limits()
         language = self._language_of(program.language)
         check_files(program, limits, language.source)
+        # The run's own clock ends the program only if this server hangs.
+        longest = replace(
+            limits,
+            wall_s=WALL_FACTOR * limits.wall_s + GRACE_S,
+            compile_s=WALL_FACTOR * limits.compile_s + GRACE_S,
+        )
         started = time.monotonic()
-        async with self._home() as home:
-            result = await self._run_in(home, program, language, limits)
-        if result.status is RunStatus.ERROR and started < self._threads_ran_out_at:
-            self._check_threads(result)
-        return result
-
-    async def _run_in(
-        self, home: str, program: Program, language: Language, limits: Limits
-    ) -> RunResult:
-        with ExitStack() as open_fds:
-            zygote = await self._ready_zygote()
-            # The run's own clock ends the program only if this server hangs.
-            longest = replace(
-                limits,
-                wall_s=WALL_FACTOR * limits.wall_s + GRACE_S,
-                compile_s=WALL_FACTOR * limits.compile_s + GRACE_S,
-            )
-            run = self._new_run(zygote, self._order(home, language, longest), limits)
+        async with self._prepared(language, limits, longest) as (run, open_fds):
             patience_s = 0.0
             stdout = Collector(limits.output_bytes, run.end)
             stderr = Collector(limits.output_bytes, run.end)
@@ -215,10 +204,10 @@ class Sandbox(ABC):
                 stderr.close()
             report = await run.report()
             run.check_starved(report)
-            return _result_of(report, stdout, stderr, run.ended_why)
-
-    def _new_run(self, zygote: Zygote, order: dict[str, Any], limits: Limits) -> "_Run":
-        return _Run(zygote, order, limits, self._threads, self._note_end)
+            result = _result_of(report, stdout, stderr, run.ended_why)
+        if result.status is RunStatus.ERROR and started < self._threads_ran_out_at:
+            self._check_threads(result)
+        return result
 
     def _note_end(self, why: str) -> None:
         if why.endswith(THREADS):
@@ -240,11 +229,17 @@ class Sandbox(ABC):
             )
 
     @asynccontextmanager
-    async def _home(self) -> AsyncIterator[str]:
-        """Folder of one run on the host, if it needs one; removed at the end."""
+    async def _prepared(
+        self, language: Language, limits: Limits, order_limits: Limits
+    ) -> AsyncIterator[tuple["_Run", ExitStack]]:
+        """A run that is not started, and what closes its descriptors. The run's folder on the host,
+        if it needs one, is removed at the end."""
         home = self.home_of_run()
         try:
-            yield home
+            with ExitStack() as open_fds:
+                zygote = await self._ready_zygote()
+                order = self._order(home, language, order_limits)
+                yield _Run(zygote, order, limits, self._threads, self._note_end), open_fds
         finally:
             if home:  # a thread, because a program can fill it with many files
                 loop = asyncio.get_running_loop()
@@ -268,24 +263,21 @@ class Sandbox(ABC):
         whole = replace(limits, wall_s=INTERPRETER_S, cpu_s=int(INTERPRETER_S))
         program = Program(code="", files=files or {})
         check_files(program, whole, "")
-        async with self._home() as home:
-            with ExitStack() as open_fds:
-                zygote = await self._ready_zygote()
-                run = self._new_run(zygote, self._order(home, _PYTHON, whole), whole)
-                channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                open_fds.callback(channel.close)
-                channel.setblocking(False)
-                with ExitStack() as child_fds, child_channel:
-                    devnull = os.open(os.devnull, os.O_RDWR)
-                    child_fds.callback(os.close, devnull)
-                    fds = {"payload": memory_file(child_fds, _payload(program))}
-                    fds |= dict.fromkeys(("stdin", "stdout", "stderr"), devnull)
-                    fds["channel"] = child_channel.fileno()
-                    run.start(fds, open_fds)
-                try:
-                    yield Interpreter(run, channel, limits, has_processes=self.has_processes)
-                finally:
-                    await run.wait_dead(0.0)
+        async with self._prepared(_PYTHON, whole, whole) as (run, open_fds):
+            channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            open_fds.callback(channel.close)
+            channel.setblocking(False)
+            with ExitStack() as child_fds, child_channel:
+                devnull = os.open(os.devnull, os.O_RDWR)
+                child_fds.callback(os.close, devnull)
+                fds = {"payload": memory_file(child_fds, _payload(program))}
+                fds |= dict.fromkeys(("stdin", "stdout", "stderr"), devnull)
+                fds["channel"] = child_channel.fileno()
+                run.start(fds, open_fds)
+            try:
+                yield Interpreter(run, channel, limits, has_processes=self.has_processes)
+            finally:
+                await run.wait_dead(0.0)
 
     def _order(self, home: str, language: Language, limits: Limits) -> dict[str, Any]:
         return {
