@@ -180,6 +180,8 @@ class UsageMonitor:
             why = await asyncio.get_running_loop().run_in_executor(self._threads, self._excess)
             if activity.cpu_s > self.cpu_limit_s:
                 why = "the processor time that it used between two cells"
+        except PermissionError:
+            why = "hiding its memory and files from their limits"
         except Exception as error:  # otherwise the run would go on without limits
             why = f"a look at it that failed: {error!r}"
         if why:
@@ -220,14 +222,11 @@ class UsageMonitor:
         return [self._pid, *descendants(self._pid)] if self._pid else []
 
     def _excess(self) -> str:
-        """The limit that the run exceeds; empty if none."""
-        try:
-            return self._exceeded()
-        except PermissionError:
-            return "hiding its memory and files from their limits"
+        """The limit that the run exceeds; empty if none.
 
-    def _exceeded(self) -> str:
-        """As `_excess`, but raises PermissionError if the run hides."""
+        Raises:
+            PermissionError: the run hides.
+        """
         limits, pid = self._limits, self._pid
         if pid and mappings_of(pid) > MAX_MAPPINGS:
             return f"its limit of {MAX_MAPPINGS} memory mappings"
