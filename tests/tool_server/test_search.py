@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -404,25 +403,6 @@ def test_a_killed_build_leaves_nothing_that_opens_and_the_next_one_cleans_up(tmp
     built = PassageIndex.build(corpus, tmp_path / "index")
     assert built.size == len(passages) and not (tmp_path / "index" / "0.idx").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "index"]
-
-
-def test_one_of_two_builds_at_once_is_refused(tmp_path):
-    corpus = write_corpus(tmp_path / "c.jsonl")
-    reached, let_go = threading.Event(), threading.Event()
-
-    def hold(progress: CorpusProgress) -> None:
-        reached.set()
-        let_go.wait()
-
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(PassageIndex.build, corpus, tmp_path / "index", progress=hold)
-        reached.wait()
-        try:
-            with pytest.raises(OSError, match="another process builds it"):
-                PassageIndex.build(corpus, tmp_path / "index")
-        finally:
-            let_go.set()
-        assert first.result().size == 2
 
 
 # --- what a setting names -------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 import tantivy
 from pydantic import BaseModel, ConfigDict
 
-from config.disk import claimed, flush, sync
+from config.disk import flush, sync
 from tool_server.search.corpus import FORM, CorpusProgress, CorpusReader
 from tool_server.search.ranking import Ranking
 
@@ -100,7 +100,7 @@ class PassageIndex:
             FileNotFoundError: there is no such corpus.
             ValueError: a line is not a passage, the corpus has no passages, `index_dir` has other
                 content, or tantivy cannot write the index.
-            OSError: the folder cannot be written, or another process builds the index now.
+            OSError: the folder cannot be written.
         """
         reader = CorpusReader(corpus_path, skip_bad=skip_bad, limit=limit)
         if index_dir is None:
@@ -115,9 +115,16 @@ class PassageIndex:
         else:
             folder = Path(index_dir)
             _refuse_other(folder)
-            with _draft(folder) as draft:
+            draft = folder.with_name(f".{folder.name}.draft")
+            shutil.rmtree(draft, ignore_errors=True)  # of a build that was killed
+            draft.mkdir(parents=True)
+            try:
                 _fill(draft, reader, progress, limit)
-                _rename(draft, folder)
+                shutil.rmtree(folder, ignore_errors=True)  # for a moment there is none
+                draft.rename(folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+            sync(folder.parent)
             index = cls.open(folder)
         index.read = reader
         return index
@@ -295,35 +302,3 @@ def _refuse_other(folder: Path) -> None:
         raise ValueError(
             f"cannot build index {folder}: something else is there; give a new or empty folder"
         )
-
-
-@contextmanager
-def _draft(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, locked by this process; remains of a killed build are
-    removed."""
-    draft = folder.with_name(f".{folder.name}.draft")
-    draft.mkdir(parents=True, exist_ok=True)
-    with claimed(draft) as is_ours:
-        if not is_ours:
-            raise OSError(
-                f"cannot build index {folder}: another process builds it now; wait for its end"
-            )
-        for path in draft.iterdir():
-            path.unlink()
-        try:
-            yield draft
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-
-
-def _rename(draft: Path, folder: Path) -> None:
-    """Rename the draft to `folder`. An older index is renamed first, so for a moment there is
-    none."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    draft.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-    sync(folder.parent)
