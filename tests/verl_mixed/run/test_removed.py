@@ -50,3 +50,9 @@ def test_a_run_of_an_earlier_release_is_read_without_them(tmp_path: Path):
     saved = tmp_path / "config.yaml"
     saved.write_text("mixed: {seed: 1, old_key: 2, sources: {nq: {old_key: 3, ratio: 1}}}\n")
     assert load_config(saved) == {"mixed": {"seed": 1, "sources": {"nq": {"ratio": 1}}}}
+
+
+def test_a_setting_of_the_tool_server_is_refused_with_the_reason():
+    problems = make_plan(["mixed.tool_server={drain_s: 5}"], {}).problems(data=False, machine=False)
+    (problem,) = [each for each in problems if "drain_s" in each]
+    assert problem.endswith("after SIGTERM requests have 10 s to end; leave it out")
