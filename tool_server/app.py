@@ -59,7 +59,8 @@ def create_app(settings: ServerSettings) -> web.Application:
     app[CONNECTIONS] = Connections(most_connections())
     app[BODIES], app[ONLY_LOOPBACK] = Bodies(), is_loopback(settings.host)
     app[TOKEN] = settings.token.get_secret_value() if settings.token else ""
-    app[ENDPOINTS] = (RunCode(settings), Retrieve(settings), Calculate(settings))
+    run_code = RunCode(settings)
+    app[ENDPOINTS] = (run_code, Retrieve(settings), Calculate(settings, run_code))
     for endpoint in app[ENDPOINTS]:
         endpoint.add_routes(app.router)
         app[METRICS].watch_queue(endpoint.name, endpoint.slots)

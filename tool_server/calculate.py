@@ -1,12 +1,15 @@
-"""`POST /calculate`: arithmetic in this process, algebra in processes that can be killed."""
+"""`POST /calculate`: arithmetic in this process, algebra in interpreters of the sandbox."""
 
+import asyncio
+import json
+from contextlib import AsyncExitStack
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel
 
-from tool_server.algebra.pool import AlgebraPool, Overloaded, WorkerLost
 from tool_server.calculator import (
     MAX_BITS,
     MAX_LENGTH,
@@ -21,7 +24,36 @@ from tool_server.http import (
     json_answer,
     json_error,
 )
+from tool_server.run_code import RunCode
+from tool_server.sandbox import (
+    Interpreter,
+    Limits,
+    RunStatus,
+    Sandbox,
+    SandboxUnavailable,
+    choose_sandbox,
+)
 from tool_server.settings import ServerSettings
+from tool_server.wire.protocol import NOT_EXECUTED
+
+ALGEBRA = Limits(wall_s=5.0, memory_mb=1024)
+"""Limits of one algebra expression."""
+
+IDLE_S = 300.0
+"""How often the interpreters that are not in use are ended: each costs some processor time, because
+the sandbox watches it."""
+
+RENEW_S = 1800.0
+"""Age at which an interpreter is replaced, because the sandbox ends each after an hour."""
+
+_FOLDER = Path(__file__).parent
+_FILES = {
+    f"{_FOLDER.name}/{name}": (_FOLDER / name).read_bytes()
+    for name in ("__init__.py", "calculator.py", "algebra.py")
+}
+_CELL = """import json
+from tool_server.algebra import answer
+print(json.dumps(answer({!r})))"""
 
 
 class CalculateRequest(BaseModel):
@@ -32,30 +64,50 @@ class CalculateRequest(BaseModel):
 
 class Calculate:
     """The tool for arithmetic and algebra. A wrong expression is answered with 200 and its
-    error."""
+    error.
+
+    Algebra runs in a sandbox like that of `run_code`, whose zygote has loaded sympy. Interpreters
+    are kept between calls, because sympy's caches make a call several times faster.
+    """
 
     name, fault = "calculate", ""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self.slots = RequestSlots(settings.algebra_workers)
-        self.algebra = AlgebraPool(settings.algebra_s, settings.algebra_memory_mb)
+    def __init__(self, settings: ServerSettings, run_code: RunCode) -> None:
+        self.slots = RequestSlots(settings.sandbox_workers)
+        self._settings, self._run_code = settings, run_code
+        self._starting = asyncio.Lock()
+        self._sandbox: Sandbox | None = None
+        self.idle: list[tuple[AsyncExitStack, Interpreter]] = []
+        self._cleaner: asyncio.Task[None] | None = None
         self.fingerprint = fingerprint_of(
-            "calculate",
-            metadata.version("sympy"),
-            (settings.algebra_s, settings.algebra_memory_mb, MAX_LENGTH, MAX_BITS),
+            "calculate", metadata.version("sympy"), (ALGEBRA, MAX_LENGTH, MAX_BITS)
         )
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_post("/calculate", self._calculate)
 
     def health(self) -> dict[str, Any]:
-        return {"algebra_workers": self.algebra.workers}
+        return {}
 
     async def start(self) -> None:
-        pass
+        self._cleaner = asyncio.create_task(self._clean())
+
+    async def _clean(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_S)
+            await self.end_idle()
+
+    async def end_idle(self) -> None:
+        while self.idle:
+            stack, _ = self.idle.pop()
+            await stack.aclose()
 
     async def close(self) -> None:
-        await self.algebra.close()
+        if self._cleaner is not None:
+            self._cleaner.cancel()
+        await self.end_idle()
+        if self._sandbox is not None:
+            self._sandbox.close()
 
     async def _calculate(self, request: web.Request) -> web.Response:
         asked = await body_of(request, CalculateRequest)
@@ -63,12 +115,47 @@ class Calculate:
             answer = {"result": calculate(asked.expression)}
         except NotArithmetic:
             async with self.slots.hold():
-                try:
-                    answer = await self.algebra.answer(asked.expression)
-                except Overloaded as error:
-                    raise json_error(web.HTTPServiceUnavailable, str(error)) from error
-                except WorkerLost as error:  # maybe because of the expression
-                    raise json_error(web.HTTPInternalServerError, str(error)) from error
+                answer = await self.answer(asked.expression)
         except CalculationError as error:
             answer = {"error": str(error)}
         return json_answer(answer)
+
+    async def answer(self, expression: str) -> dict[str, str]:
+        """`{"result": text}` or `{"error": text}` of algebra.
+
+        Raises:
+            web.HTTPServiceUnavailable: no sandbox works on this machine.
+            web.HTTPInternalServerError: the sandbox failed, maybe because of the expression.
+        """
+        if self._run_code.fault:
+            why = f"algebra runs in the sandbox only: {self._run_code.fault}"
+            raise json_error(web.HTTPServiceUnavailable, why, NOT_EXECUTED)
+        try:
+            stack, interpreter = await self._take()
+            async with stack:  # ends the interpreter, unless it is kept
+                cell = await interpreter.run_cell(_CELL.format(expression), wall_s=ALGEBRA.wall_s)
+                result = cell.result
+                if result.status is RunStatus.TIME_LIMIT:
+                    limit = f"the calculation took longer than {ALGEBRA.wall_s:g} s"
+                    return {"error": f"time limit: {limit}"}
+                if result.status is not RunStatus.FINISHED:
+                    raise SandboxUnavailable(f"the calculation died: {result.stderr[-200:]}")
+                self.idle.append((stack.pop_all(), interpreter))
+                return json.loads(result.stdout.splitlines()[-1])
+        except SandboxUnavailable as error:
+            raise json_error(web.HTTPInternalServerError, str(error)) from error
+
+    async def _take(self) -> tuple[AsyncExitStack, Interpreter]:
+        """An interpreter, and what ends it."""
+        while self.idle:
+            stack, interpreter = self.idle.pop()
+            if interpreter.is_alive and interpreter.own_s < RENEW_S:
+                return stack, interpreter
+            await stack.aclose()
+        async with self._starting:
+            if self._sandbox is None:
+                self._sandbox = await asyncio.to_thread(
+                    choose_sandbox, self._settings.sandbox, packages=("sympy",)
+                )
+        stack = AsyncExitStack()
+        return stack, await stack.enter_async_context(self._sandbox.interpreter(ALGEBRA, _FILES))

@@ -35,7 +35,7 @@ class ServerSettings(BaseModel):
     """isolation of programs; auto takes the stronger one that works here"""
 
     sandbox_workers: int = Field(default=2, ge=1)
-    """programs that run at once; further programs wait"""
+    """programs that run at once, and as many algebra expressions; further ones wait"""
 
     sandbox_packages: tuple[str, ...] = ()
     """installed packages that programs may import, for example numpy sympy; they are loaded before
@@ -45,14 +45,6 @@ class ServerSettings(BaseModel):
     """persistent interpreters that are kept; a new one ends the one unused for the longest time, or
     is refused with 429 if all were used in the last 5 minutes"""
 
-    algebra_workers: int = Field(default=2, ge=1)
-    """processes for algebra of /calculate, about 70 MB each, started when needed"""
-
-    algebra_s: float = Field(default=5.0, gt=0, le=600)
-    """seconds of CPU time for one algebra expression"""
-
-    algebra_memory_mb: int = Field(default=1024, ge=256)
-    """address space of one algebra process, in MB"""
 
     token: SecretStr | None = None
     """token that callers must send as `Authorization: Bearer`; without one, all are served"""

@@ -7,9 +7,8 @@ import pytest
 def busy_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No verdict is refused because the machine is busy with other tests.
 
-    A server that gets no processor refuses to judge (`SandboxUnavailable`, `ToolTimeout`,
-    `Overloaded`). The tests of these refusals set their own limits.
+    A server that gets no processor refuses to judge (`SandboxUnavailable`). The tests of these
+    refusals set their own limits.
     """
-    monkeypatch.setattr("tool_server.algebra.pool.WALL_FACTOR", 1000)
     if "starved" not in request.fixturenames:
         monkeypatch.setattr("tool_server.sandbox.sandbox.WALL_FACTOR", 1000)

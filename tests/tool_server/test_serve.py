@@ -85,11 +85,7 @@ def test_a_killed_launcher_leaves_no_server(tmp_path):
 
 
 JSON = {"Content-Type": "application/json"}
-SLOW = "expand((a+b)^100000)"
-"""Takes until the time limit."""
-
-ENDLESS = "nextprime(10^5000)"
-"""Needs no memory either."""
+SLOW = {"code": "while True: pass", "run_timeout": 100}
 
 
 @contextlib.contextmanager
@@ -138,15 +134,16 @@ async def ask(session: aiohttp.ClientSession, expression: str) -> tuple[int, dic
         return answer.status, await answer.json()
 
 
-async def workers_of(server: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """Its processes for algebra, once there are any."""
-    while True:
-        await asyncio.sleep(0)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(server.pid).children(recursive=True)
-            workers = [child for child in children if "algebra.worker" in " ".join(child.cmdline())]
-            if workers:
-                return workers
+async def run_slow(session: aiohttp.ClientSession) -> "asyncio.Task[tuple[int, Any]]":
+    """A program that runs."""
+
+    async def post() -> tuple[int, Any]:
+        async with session.post("/run_code", json=SLOW) as answer:
+            return answer.status, await answer.json()
+
+    call = asyncio.create_task(post())
+    await until(lambda: in_flight(session, "run_code"))
+    return call
 
 
 async def test_at_sigterm_all_who_were_accepted_are_answered_and_who_comes_late_is_503():
@@ -157,7 +154,7 @@ async def test_at_sigterm_all_who_were_accepted_are_answered_and_who_comes_late_
         await release.wait()
         yield b'"6*7"}'
 
-    with serve_tools("--no-token", "--algebra-workers", "1") as (process, url):
+    with serve_tools("--no-token", "--sandbox-workers", "1") as (process, url):
         async with session_of(url) as session:
             held = asyncio.ensure_future(session.post("/calculate", data=slow_body(), headers=JSON))
             calls = [asyncio.ensure_future(ask(session, f"2x={2 * n}")) for n in range(100)]
@@ -182,35 +179,15 @@ async def test_at_sigterm_all_who_were_accepted_are_answered_and_who_comes_late_
 
 
 async def test_a_second_sigterm_does_not_wait():
-    with serve_tools("--no-token", "--algebra-seconds", "500") as (process, url):
+    with serve_tools("--no-token") as (process, url):
         async with session_of(url) as session:
-            call = asyncio.ensure_future(ask(session, SLOW))
-            await workers_of(process)
+            call = await run_slow(session)
             process.send_signal(signal.SIGTERM)
             await until(lambda: drains(session))
             assert not call.done()
             process.send_signal(signal.SIGTERM)
             assert (await call)[0] == 503
         assert process.wait(TIMEOUT_S) == 0
-
-
-@pytest.mark.parametrize("is_busy", [False, True])
-async def test_a_killed_server_leaves_no_process_for_algebra(is_busy):
-    with serve_tools("--no-token", "--algebra-seconds", "5") as (process, url):
-        async with session_of(url) as session:
-            assert await ask(session, "2x=2") == (200, {"result": "x = 1"})
-            (worker,) = await workers_of(process)
-            call = None
-            if is_busy:
-                rested_s = worker.cpu_times().user
-                call = asyncio.ensure_future(ask(session, ENDLESS))
-                while worker.cpu_times().user < rested_s + 0.2:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-            process.kill()
-            if call is not None:
-                with contextlib.suppress(aiohttp.ClientError):
-                    await call
-        assert psutil.wait_procs([worker], TIMEOUT_S)[1] == []
 
 
 @pytest.mark.parametrize(

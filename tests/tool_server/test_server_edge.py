@@ -45,6 +45,12 @@ SLOW = "expand((a+b)^100000)"
 """Takes until the time limit."""
 
 
+@pytest.fixture(autouse=True)
+def slow_algebra(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(wall_s=600.0, memory_mb=1024)
+    monkeypatch.setattr("tool_server.calculate.ALGEBRA", limits)
+
+
 def calculator_of(app: web.Application) -> Calculate:
     (endpoint,) = (endpoint for endpoint in app[ENDPOINTS] if isinstance(endpoint, Calculate))
     return endpoint
@@ -173,7 +179,7 @@ async def test_places_are_never_overbooked_nor_lost(count, queue_length, steps):
 
 
 async def test_a_storm_on_a_full_line_is_429_and_the_rest_is_answered():
-    async with server(algebra_workers=1) as (session, app):
+    async with server(sandbox_workers=1) as (session, app):
         places = calculator_of(app).slots
         places.queue_length = 8
 
@@ -193,7 +199,7 @@ async def test_a_storm_on_a_full_line_is_429_and_the_rest_is_answered():
 
 
 async def test_the_queue_is_seen_and_a_client_that_goes_away_leaves_it():
-    async with server(algebra_workers=1, algebra_s=60) as (session, app):
+    async with server(sandbox_workers=1) as (session, app):
         places = calculator_of(app).slots
         calls = [
             asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
@@ -213,16 +219,8 @@ async def test_the_queue_is_seen_and_a_client_that_goes_away_leaves_it():
         assert await answer.json() == {"result": "x = 0.5"}
 
 
-async def test_a_worker_that_does_not_start_is_500(monkeypatch):
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    async with server() as (session, _):
-        answer = await session.post("/calculate", json={"expression": "2x=1"})
-        assert answer.status == 500 and "does not start" in (await answer.json())["error"]
-        assert answer.headers[EXECUTED] == "maybe"
-
-
 async def test_a_full_line_says_that_the_call_was_not_executed():
-    async with server(algebra_workers=1, algebra_s=60) as (session, app):
+    async with server(sandbox_workers=1) as (session, app):
         calculator_of(app).slots.queue_length = 0
         slow = asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
         await until(lambda: calculator_of(app).slots.active == 1)
@@ -234,7 +232,7 @@ async def test_a_full_line_says_that_the_call_was_not_executed():
 
 @pytest.mark.parametrize("drain_s", [0.0, 1000.0])
 async def test_a_server_that_drains_says_which_calls_it_may_have_executed(drain_s: float):
-    async with server(algebra_workers=1, algebra_s=60) as (session, app):
+    async with server(sandbox_workers=1) as (session, app):
         slow = asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
         await until(lambda: calculator_of(app).slots.active == 1)
         drained = asyncio.ensure_future(app[DRAIN].finish(drain_s, hurry := asyncio.Event()))
@@ -245,15 +243,6 @@ async def test_a_server_that_drains_says_which_calls_it_may_have_executed(drain_
             hurry.set()
         assert await drained == 1
         assert ((await slow).status, (await slow).headers[EXECUTED]) == (503, "maybe")
-
-
-async def test_a_hostile_expression_is_the_models_to_read():
-    async with server(algebra_s=0.2) as (session, _):
-        answer = await session.post("/calculate", json={"expression": SLOW})
-        assert (answer.status, await answer.json()) == (
-            200,
-            {"error": "time limit: the calculation took longer than 0.2 s"},
-        )
 
 
 @pytest.mark.parametrize(
@@ -471,7 +460,7 @@ async def test_bodies_hold_a_bounded_number_of_bytes():
 
 async def test_bodies_of_requests_that_wait_count_until_their_answer():
     ask = asking(json.dumps({"expression": SLOW, "more": "1" * 600}).encode())
-    async with server(bodies=Bodies(most_bytes=1000), algebra_workers=1) as (session, app):
+    async with server(bodies=Bodies(most_bytes=1000), sandbox_workers=1) as (session, app):
         async with connected(session, ask):
             await until(lambda: app[BODIES].held > 600)
             async with connected(session, ask) as (reader, _):
@@ -547,7 +536,7 @@ async def test_any_body_is_answered_and_the_connection_is_kept():
     values = st.recursive(st.none() | st.floats() | st.integers() | st.text(), st.lists)
     asked = st.dictionaries(st.sampled_from(["expression", "q", "session", "queries"]), values)
     bodies = st.binary() | texts | asked.map(lambda value: json.dumps(value).encode())
-    async with server(algebra_s=0.05) as (session, _):
+    async with server() as (session, _):
         loop = asyncio.get_running_loop()
 
         async def post(path: str, body: bytes) -> int:

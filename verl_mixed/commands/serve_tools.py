@@ -37,7 +37,6 @@ _NOT_OPTIONS = ("token",)
 
 _OPTIONS = {
     "corpus_path": "corpus",
-    "algebra_s": "algebra-seconds",
     "limiter_path": "limiter",
 }
 """Field -> its option, where the option is not the field's name."""

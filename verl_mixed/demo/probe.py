@@ -15,8 +15,7 @@ from cpu_engine.async_decoder import AsyncDecoder
 from cpu_engine.decoder import BatchDecoder, Request
 from cpu_engine.sampling import Sampling
 from samplers.rows.schema import Row
-from tool_server.algebra.worker import answer_of
-from tool_server.calculator import calculate as value_of
+from tool_server.calculator import CalculationError, calculate
 from tool_server.retrieve import hits_of_index, retrieve_answer
 from tool_server.run_code import run_answer
 from tool_server.sandbox import Sandbox
@@ -49,7 +48,10 @@ class LocalTools:
 
     async def _answer(self, tool: str, payload: dict[str, Any]) -> dict[str, Any]:
         if tool == "calculate":
-            return answer_of(payload["expression"], value_of)
+            try:
+                return {"result": calculate(payload["expression"])}
+            except CalculationError as error:
+                return {"error": str(error)}
         if tool == "retrieve":
             hits = hits_of_index(self.index, payload["queries"], payload["topk"])
             return retrieve_answer(hits, return_scores=True)

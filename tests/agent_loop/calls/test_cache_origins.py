@@ -12,7 +12,6 @@ from tests.agent_loop.calls.test_client import CALL, client
 from tests.fakes.tool_server import running
 from tests.listening import listening
 from tool_server.app import app_runner, create_app
-from tool_server.calculate import Calculate
 from tool_server.retrieve import Retrieve
 from tool_server.run_code import RunCode
 from tool_server.sandbox import SandboxUnavailable, choose_sandbox
@@ -153,23 +152,20 @@ async def test_our_server_names_the_same_fingerprint_in_health_and_in_each_answe
     assert about["fingerprint"] == result.origin
 
 
-def fingerprints(**settings: Any) -> tuple[str, str]:
-    """Of `/retrieve` and `/calculate`."""
-    given = ServerSettings(**settings)
-    return Retrieve(given).fingerprint, Calculate(given).fingerprint
+def fingerprint(**settings: Any) -> str:
+    """Of `/retrieve`."""
+    return Retrieve(ServerSettings(**settings)).fingerprint
 
 
 def test_a_fingerprint_changes_with_what_answers_and_with_nothing_else(tmp_path):
     paths = [tmp_path / name for name in ("one.jsonl", "copy.jsonl", "other.jsonl")]
     for path, text in zip(paths, ("a", "a", "b"), strict=True):
         path.write_text(f'{{"id": "1", "contents": "{text}"}}\n')
-    plain = fingerprints()
-    assert fingerprints(port=8200) == plain
-    one, copy, other = (fingerprints(corpus_path=path)[0] for path in paths)
-    assert one == copy and len({one, other, plain[0]}) == 3
-    assert fingerprints(search_upstream="http://a/retrieve")[0] not in (one, plain[0])
-    slower = fingerprints(algebra_s=9.0)
-    assert slower[0] == plain[0] and slower[1] != plain[1]
+    plain = fingerprint()
+    assert fingerprint(port=8200) == plain
+    one, copy, other = (fingerprint(corpus_path=path) for path in paths)
+    assert one == copy and len({one, other, plain}) == 3
+    assert fingerprint(search_upstream="http://a/retrieve") not in (one, plain)
 
 
 @pytest.mark.sandbox
