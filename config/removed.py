@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+_CONTROL = "the controller has one value of it; leave it out"
+_BOUND = "all sources have the bounds of the controller; set mixed.control.floor for all"
+_CACHE = "a cache holds 256 MB, and a result for a day; leave it out"
+_PROGRAMS = "the cache decides for all programs; set tool_config.cache.store=none to run each anew"
+_TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config"
+
 REMOVED: dict[str, str] = {
     "mixed.tool_server.search_upstream_kind": (
         "a URL that ends in /search is Serper's, and others are Search-R1's; leave it out"
@@ -20,6 +26,27 @@ REMOVED: dict[str, str] = {
     ),
     "mixed.tool_server.algebra_s": "an expression has 5 s; leave it out",
     "mixed.tool_server.algebra_memory_mb": "an expression has 1024 MB; leave it out",
+    "algorithm.state_masked_grpo.norm_by_std": (
+        "it followed verl's key; set algorithm.norm_adv_by_std_in_grpo"
+    ),
+    "mixed.control.ceiling": "no source gets more than .9; leave it out",
+    "mixed.control.max_change": _CONTROL,
+    "mixed.control.smoothing": _CONTROL,
+    "mixed.control.temperature": _CONTROL,
+    "mixed.control.speed": _CONTROL,
+    "mixed.control.emphasis": _CONTROL,
+    "mixed.sources.*.floor": _BOUND,
+    "mixed.sources.*.ceiling": _BOUND,
+    "data.sources.*.floor": _BOUND,
+    "data.sources.*.ceiling": _BOUND,
+    "mixed.drift.every": "one in 16 trajectories is compared; leave it out",
+    "mixed.infra_error_window": "faults count over 5 steps; leave it out",
+    f"{_TOOLS}.cache.max_mb": _CACHE,
+    f"{_TOOLS}.cache.ttl_s": _CACHE,
+    f"{_TOOLS}.deterministic_code": _PROGRAMS,
+    "data.tool_config.cache.max_mb": _CACHE,
+    "data.tool_config.cache.ttl_s": _CACHE,
+    "data.tool_config.deterministic_code": _PROGRAMS,
 }
 """Why each key is gone; and after a semicolon, what to do. A key is a dotted path with `*` for a
 name that the user chose; `agent_loops.*.` begins the settings of an agent loop's entry."""
@@ -27,7 +54,9 @@ name that the user chose; `agent_loops.*.` begins the settings of an agent loop'
 
 def why_removed(key: str) -> str | None:
     """The reason why a key is gone; None if no release had it."""
-    why = next((why for gone, why in REMOVED.items() if fnmatchcase(key, gone)), None)
+    depth = key.count(".")  # below a name, `*` is no text with dots
+    found = (gone for gone in REMOVED if gone.count(".") == depth and fnmatchcase(key, gone))
+    why = REMOVED.get(next(found, ""))
     return why and f"this release has no such key: {why}"
 
 

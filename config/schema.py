@@ -184,12 +184,6 @@ class SourceConfig(Section):
     ratio: _NumberOrSchedule
     """Share of every batch, relative to the other sources; finite and >= 0; or a schedule."""
 
-    floor: float | None = Field(default=None, ge=0.001, lt=1)
-    """Smallest share that `mixed.controller` may give; None takes `mixed.control.floor`."""
-
-    ceiling: float | None = Field(default=None, gt=0, le=1)
-    """Largest share that `mixed.controller` may give; None takes `mixed.control.ceiling`."""
-
     agent: str | None = None
     """Agent loop for every row of this source; None takes the row's own `agent_name`."""
 
@@ -402,14 +396,11 @@ class RateLimitConfig(Section):
 class StateMaskedGRPOConfig(Section):
     """`algorithm.state_masked_grpo`: how a group's rewards become advantages."""
 
-    norm_by_std: bool = True
-    """Divide by the group's standard deviation, as GRPO does. In the run config it follows verl's
-    `algorithm.norm_adv_by_std_in_grpo`."""
-
     dr_grpo: bool = False
-    """Dr.GRPO (Liu et al. 2025): no division by the std, even with `norm_by_std`, and a loss that
-    is divided by a constant instead of a response's length. This needs `actor.loss_agg_mode=
-    seq-mean-token-sum-norm` and an `actor.loss_scale_factor`; the preflight checks both."""
+    """Dr.GRPO (Liu et al. 2025): no division by the std, even with
+    `algorithm.norm_adv_by_std_in_grpo`, and a loss that is divided by a constant instead of a
+    response's length. This needs `actor.loss_agg_mode=seq-mean-token-sum-norm` and an
+    `actor.loss_scale_factor`; the preflight checks both."""
 
     scale: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     """Source -> factor of its advantages, after the group's statistics; other sources have 1. The
@@ -468,41 +459,19 @@ class DeadlineConfig(Section):
 class DriftConfig(Section):
     """The alarm for tokens, text and probabilities that do not match."""
 
-    every: int = Field(default=16, ge=1)
-    """One of this many trajectories of a step is decoded and compared."""
-
     warn_probs_diff: float | None = Field(default=None, gt=0)
     """If a step's `training/rollout_probs_diff_max` is larger, the trajectory and token are logged.
     `mixed.max_probs_diff` stops the run. None: no warning."""
 
 
 class ControlConfig(Section):
-    """How `mixed.controller` decides shares, and how long its decisions hold."""
+    """How long decisions of `mixed.controller` hold, and their bound."""
 
     window: int = Field(default=4, ge=1)
     """Trained steps between two decisions. `mixed.unit=trained_tokens` decides as often."""
 
     floor: float = Field(default=0.05, ge=0.001, lt=1)
     """Smallest share of a source."""
-
-    ceiling: float = Field(default=0.9, gt=0, le=1)
-    """Largest share of a source."""
-
-    max_change: float = Field(default=0.1, ge=0.001, le=1)
-    """Largest change of a share from one window to the next."""
-
-    smoothing: float = Field(default=0.5, gt=0, le=1)
-    """Weight of the newest window in smoothed advantages and pass rates."""
-
-    temperature: float = Field(default=0.5, gt=0, allow_inf_nan=False)
-    """`progress`: a difference of so much in the smoothed mean absolute advantage makes a source's
-    weight e times as large (SEC's tau)."""
-
-    speed: float = Field(default=4.0, gt=0, allow_inf_nan=False)
-    """`worst`: factor of a window's change of the logarithms of shares."""
-
-    emphasis: float = Field(default=0.2, ge=0, allow_inf_nan=False)
-    """`worst`: how much a low pass rate counts beside slow progress (MT-GRPO's lambda)."""
 
 
 class MixedConfig(Section):
@@ -536,7 +505,7 @@ class MixedConfig(Section):
     (MT-GRPO, arXiv 2602.05547). The ratios are then the shares of the first window."""
 
     control: ControlConfig = ControlConfig()
-    """Bounds and settings of the controller."""
+    """Settings of the controller."""
 
     seed: int = 0
     """Seed of the order of prompts. It does not seed the model."""
@@ -570,12 +539,9 @@ class MixedConfig(Section):
 
     infra_error_limit: float = Field(default=0.5, gt=0, le=1)
     """The run stops if a source loses a larger share of its trajectories than this to faults of the
-    infrastructure, deadlines or errors of its loop, over the last `infra_error_window` steps. With
-    1 it never stops. Filtered groups count too. A source is judged from its third group on, or when
-    the window is full, because one failed request can lose a whole group."""
-
-    infra_error_window: int = Field(default=5, ge=1)
-    """Number of trained steps in the window of `infra_error_limit`; fewer at the start of a run."""
+    infrastructure, deadlines or errors of its loop, over the last 5 steps. With 1 it never stops.
+    Filtered groups count too. A source is judged from its third group on, or when the window is
+    full, because one failed request can lose a whole group."""
 
     on_truncated: Literal["train", "mask"] = "train"
     """A trajectory that used up its turns or tokens (`max_turns`, `response_budget`). train: it is
@@ -696,17 +662,12 @@ class ToolCacheConfig(Section):
     """The cache of results of pure tools, for later equal calls."""
 
     store: Literal["sqlite", "memory", "none"] = "sqlite"
-    """sqlite: a file in the run's folder, shared by the processes of a host and kept over a resume.
-    memory: each process has its own cache. none: no cache, and equal calls at the same time are not
-    joined."""
-
-    max_mb: float = Field(default=256.0, gt=0, allow_inf_nan=False)
-    """Most megabytes of the sqlite file; the oldest results are removed first. Each process also
-    keeps up to 32 MB of results in memory, at most this number."""
-
-    ttl_s: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
-    """Seconds that a result is kept. After a change of the corpus, the packages or the limits of a
-    tool server, its earlier results are not found any more: its fingerprint is in the key."""
+    """sqlite: a file in the run's folder, shared by the processes of a host and kept over a resume,
+    at most 256 MB. memory: each process has its own cache of at most 32 MB. none: no cache, and
+    equal calls at the same time are not joined. A result is kept for a day. After a change of the
+    corpus, the packages or the limits of a tool server, its earlier results are not found any more:
+    its fingerprint is in the key. A program in the sandbox sees only its text, its input, a clock
+    and random numbers; where the last two matter, take none."""
 
     @field_validator("store", mode="before")
     @classmethod
@@ -752,11 +713,6 @@ class ToolConfig(Section):
 
     cache: ToolCacheConfig = ToolCacheConfig()
     """Cache of tool results."""
-
-    deterministic_code: bool = True
-    """Whether results of the model's programs are cached; results of hidden tests always are. A
-    program in the sandbox sees only its text, its input, a clock and random numbers. Set False for
-    sources whose programs depend on the clock or on random numbers."""
 
     rate_limit_file: str | None = None
     """State file of the limiter, or name of its actor; None: a file in the run's folder. A relative

@@ -63,24 +63,17 @@ def policy_of(
     """
     if mixed.controller == "off" and mixed.unit != "trained_tokens":
         return None
-    control, sources = mixed.control, mixed.sources
-
-    def millionths(share: float) -> int:
-        return round(share * MILLION)
-
     return Policy(
         rule="fixed" if mixed.controller == "off" else mixed.controller,
         unit=mixed.unit,
-        window=control.window,
+        window=mixed.control.window,
         batch_size=batch_size,
-        floors={name: millionths(sources[name].floor or control.floor) for name in trajectories},
-        ceilings={
-            name: millionths(sources[name].ceiling or control.ceiling) for name in trajectories
-        },
-        max_change=millionths(control.max_change),
+        floors=dict.fromkeys(trajectories, round(mixed.control.floor * MILLION)),
+        ceilings=dict.fromkeys(trajectories, 900_000),
+        max_change=100_000,
         trajectories=dict(trajectories),
-        smoothing=control.smoothing,
-        temperature=control.temperature,
-        speed=control.speed,
-        emphasis=control.emphasis,
+        smoothing=0.5,
+        temperature=0.5,
+        speed=4.0,
+        emphasis=0.2,
     )

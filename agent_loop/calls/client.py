@@ -72,6 +72,12 @@ CACHE_ENTRIES = 4096
 CACHE_BYTES = 32 << 20
 """Most results in memory, per event loop, and their size."""
 
+STORE_BYTES = 256 << 20
+"""Largest size of the file of results that processes share."""
+
+CACHE_S = 86_400.0
+"""Seconds that a result is kept."""
+
 NOT_TWICE = (
     "it may have been executed, so it is not sent again; for a tool that may run twice, set "
     "`retry` in its entry of `tools`"
@@ -81,8 +87,8 @@ NO_PLACE = (
     "rate, slots and timeout"
 )
 
-PURE_TOOLS = frozenset({"retrieve", "calculate"})
-"""Tools whose answer depends only on the call. `run_code` is pure if its program is."""
+PURE_TOOLS = frozenset({"retrieve", "calculate", "run_code"})
+"""Tools whose answer depends only on the call."""
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +148,7 @@ class ToolClient:
         patience_s: seconds that a call waits for servers that are away.
         cache_size: results of pure tools kept in memory; 0 turns cache and store off.
         cache_bytes: largest size of all these results.
-        cache_ttl_s: seconds that a result is kept.
         open_store: opens the store of results that processes share, when the client is opened.
-        deterministic_code: whether a program counts as deterministic if its caller does not know.
         limits: gives a route the limits of its own. None: deadline, retries and cache only, because
             a rate and slots need the state of a run.
         sleep: pause between attempts.
@@ -163,9 +167,7 @@ class ToolClient:
         patience_s: float = math.inf,
         cache_size: int = CACHE_ENTRIES,
         cache_bytes: float = CACHE_BYTES,
-        cache_ttl_s: float = 86_400.0,
         open_store: Callable[[], ResultStore | None] = lambda: None,
-        deterministic_code: bool = True,
         limits: Callable[[Route, OwnLimits], Route] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -197,10 +199,9 @@ class ToolClient:
 
         self.opened = _Opened()
         self._open_store = open_store if cache_size else lambda: None
-        self._deterministic_code = deterministic_code
         self._results = None
         if cache_size:
-            self._results = Results(cache_size, cache_bytes, cache_ttl_s, clock)
+            self._results = Results(cache_size, cache_bytes, CACHE_S, clock)
 
         def again(error: BaseException, left_s: float) -> bool:
             return isinstance(error, ToolTimeout) and left_s > servers.request_s
@@ -290,11 +291,7 @@ class ToolClient:
         """Whether the answer depends only on the call."""
         if self.route.caches is not None:
             return self.route.caches and not call.session
-        if not call.idempotent or call.deterministic is False:
-            return False
-        if call.tool == "run_code":
-            return call.deterministic or self._deterministic_code
-        return call.tool in PURE_TOOLS
+        return call.idempotent and call.deterministic and call.tool in PURE_TOOLS
 
     async def _call_cached(
         self, results: Results, call: ToolCall, deadline: Deadline
@@ -550,7 +547,7 @@ def store_of(cache: ToolCacheConfig, run_dir: str) -> ResultStore | None:
     if cache.store != "sqlite":
         return None
     path = Path(run_dir) / f"tool_cache.{gethostname()}.sqlite"
-    return ResultStore(path, cache.max_mb * 2**20, cache.ttl_s)
+    return ResultStore(path, STORE_BYTES, CACHE_S)
 
 
 @dataclass(slots=True)
@@ -577,10 +574,7 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
             timeout_s=config.timeout,
             max_retries=config.max_retries,
             cache_size=0 if cache.store == "none" else CACHE_ENTRIES,
-            cache_bytes=min(CACHE_BYTES, cache.max_mb * 2**20),
-            cache_ttl_s=cache.ttl_s,
             open_store=partial(store_of, cache, mixed.run_dir),
-            deterministic_code=config.deterministic_code,
             limits=partial(limited, tools=config, mixed=mixed),
         )
         _shared[key] = _Shared(client, _close_with_loop(key))

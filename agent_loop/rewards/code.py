@@ -156,7 +156,7 @@ async def _outcome(
         marker = sha256(f"{program}\0{stdin}".encode(errors="replace")).hexdigest()
         code = calling_program(program, fn_name, marker)
     try:
-        call = run_code_call(code, stdin, deterministic=True, run_timeout_s=limit_s)
+        call = run_code_call(code, stdin, run_timeout_s=limit_s)
         body = (await tools.call(call)).body
     except ToolRejected:
         return Outcome.RUNTIME_ERROR  # the server refused the program

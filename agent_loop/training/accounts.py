@@ -37,6 +37,7 @@ from agent_loop.records.token_metrics import token_metrics
 from agent_loop.records.trajectory_record import TrajectoryRecord, line_of
 from agent_loop.records.wandb_run import log_table, shown, trajectory_rows
 from agent_loop.training.alarms import (
+    DRIFT_EVERY,
     TooManyFaults,
     drift_problems,
     faults_by_group,
@@ -82,7 +83,7 @@ class Accounts(TrainerState):
         metrics = source_metrics(trajectories) | token_metrics(sums)
         metrics |= staleness_metrics(trajectories, self.global_steps - 1)
         metrics |= loop_lag_metrics(sessions_of(trajectories))
-        metrics |= self._drift(trajectories[:: self.mixed.drift.every], whole)
+        metrics |= self._drift(trajectories[::DRIFT_EVERY], whole)
         return Prepared(
             metrics=metrics,
             written=[whole[t.key] for t in written],

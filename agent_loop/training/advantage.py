@@ -48,7 +48,7 @@ def compute_state_masked_grpo_advantage(
             an infrastructure fault) is in no statistic and has zero advantage.
         index: (B,) group of each trajectory; a uid of `make_uid` if `scale` names a source.
         config: verl's algorithm config, with a `StateMaskedGRPOConfig` in `state_masked_grpo`.
-            Without `norm_by_std` there, `norm_adv_by_std_in_grpo` decides. None divides by the std.
+            None divides by the std, as its `norm_adv_by_std_in_grpo` does.
         epsilon: added to the std.
 
     Returns:
@@ -58,7 +58,10 @@ def compute_state_masked_grpo_advantage(
         RuntimeError: a trainer of verl's own has a session of several rows.
         ValueError: `scale` is set, and the uids are not ours.
     """
-    settings = _settings(config)
+    algorithm = {} if config is None else config
+    by_std = algorithm.get("norm_adv_by_std_in_grpo", True)
+    own = algorithm.get("state_masked_grpo") or {}
+    settings = StateMaskedGRPOConfig.model_validate({**own})
     if sessions_of_sequences.get(None) is None:  # a trainer of verl's own
         from agent_loop.training.stock_trainer import refuse
 
@@ -77,7 +80,7 @@ def compute_state_masked_grpo_advantage(
         mean = per_group(rewards) / size.clamp(min=1)
         centred = rewards - mean[group]
         factor = (size >= 2).double()  # (N,)
-        if settings.norm_by_std and not settings.dr_grpo:
+        if by_std and not settings.dr_grpo:
             std = (per_group(centred.square()) / (size - 1).clamp(min=1)).sqrt()
             factor /= std + epsilon
         if settings.scale:
@@ -172,10 +175,3 @@ def compute_per_session_advantage(
         for values in judged
     )
     return advantages, returns
-
-
-def _settings(config: Any) -> StateMaskedGRPOConfig:
-    algorithm = {} if config is None else config
-    by_std = algorithm.get("norm_adv_by_std_in_grpo", True)
-    own = algorithm.get("state_masked_grpo") or {}
-    return StateMaskedGRPOConfig.model_validate({"norm_by_std": by_std, **own})

@@ -36,6 +36,10 @@ class _Counts:
     lost: int = 0
 
 
+DRIFT_EVERY = 16
+"""One of this many trajectories of a step is decoded and compared with the text of its loop."""
+
+
 class FaultWindow:
     """The share of lost trajectories of each source, over the last steps that trained the source.
 
@@ -47,7 +51,7 @@ class FaultWindow:
         steps: length of the window.
     """
 
-    def __init__(self, limit: float, steps: int) -> None:
+    def __init__(self, limit: float, steps: int = 5) -> None:
         self._limit, self._steps = limit, steps
         self._counts: defaultdict[str, deque[_Counts]] = defaultdict(lambda: deque(maxlen=steps))
 

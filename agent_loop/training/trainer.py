@@ -60,7 +60,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl")
         self.trajectory_dir = run_dir / "trajectories"
         self.validation_dir = run_dir / "validation"
-        self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
+        self._faults = FaultWindow(self.mixed.infra_error_limit)
         self._trajectories, self._trained = [], {}
         self._agents_set_temperature = _agents_set_temperature(config)
         self._token_sums, self._prepared = [], None

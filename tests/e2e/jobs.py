@@ -17,7 +17,7 @@ DEADLINE_S = 600
 QUOTAS = {"taco": 3, "nq": 3, "math": 4}
 """Of a batch of 10."""
 
-CONTROL = ("mixed.control.window=1", "mixed.control.floor=0.1", "mixed.control.max_change=0.3")
+CONTROL = ("mixed.control.window=1", "mixed.control.floor=0.1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,6 @@ def chaos(demo: Path, tool_server: str, tmp_path_factory) -> Iterator[tuple[Job,
             "mixed.sources.nq.observation_style=chat",
             "mixed.deadlines.step_s=120",
             "mixed.infra_error_limit=1",
-            "mixed.drift.every=1",
             "actor_rollout_ref.rollout.n=8",
         ]
         job = job_of("chaos", demo, work, overrides, STEPS)
@@ -146,7 +145,7 @@ def test_nothing_drifts_and_every_part_of_a_call_is_on_disk(chaos):
     job, _ = chaos
     for line in read_lines(job.folder / "metrics.jsonl"):
         assert line["metrics"]["mixed/drift/found"] == 0
-        assert line["metrics"]["mixed/drift/checked"] == 80
+        assert line["metrics"]["mixed/drift/checked"] == 80 / 16
     for record in trajectories(job):
         assert len(record["turns"]) == len(record["engine_turns"])
         assert {"score", "acc", "format"} <= record["reward_parts"].keys()

@@ -39,10 +39,8 @@ class ToolCall:
     payload: dict[str, Any]
     """JSON body of the request, in the server's protocol."""
 
-    deterministic: bool | None = None
-    """For `run_code`: True if an equal run would end the same, so that the result may be cached.
-    None: the caller does not know, and `tool_config.deterministic_code` decides. Searches and
-    calculations are always deterministic, unless this is False."""
+    deterministic: bool = True
+    """Whether an equal call would have the same answer, so that the result may be cached."""
 
     idempotent: bool = True
     """False: the call must not be executed twice. It is sent again only if it was certainly not
@@ -59,7 +57,7 @@ MAX_RUN_S = 120.0
 
 
 def run_code_call(
-    code: str, stdin: str, deterministic: bool | None = None, run_timeout_s: float | None = None
+    code: str, stdin: str, deterministic: bool = True, run_timeout_s: float | None = None
 ) -> ToolCall:
     """A call that runs a Python program; without `run_timeout_s` the server's default holds."""
     payload: dict[str, Any] = {"code": code, "language": "python", "stdin": stdin}
@@ -76,9 +74,7 @@ def cell_call(code: str, stdin: str, session: str, *, began: bool = False) -> To
     """
     payload: dict[str, Any] = {"code": code, "language": "python", "stdin": stdin}
     payload |= {"session": session} | ({"session_began": True} if began else {})
-    return ToolCall(
-        tool="run_code", payload=payload, deterministic=False, idempotent=False, session=session
-    )
+    return ToolCall(tool="run_code", payload=payload, idempotent=False, session=session)
 
 
 def end_session_call(session: str) -> ToolCall:

@@ -124,7 +124,7 @@ def test_what_the_state_of_the_server_may_have_caused_is_not_repeatable(body, ex
     ],
 )
 async def test_the_mark_of_the_server_decides_and_without_one_the_text(mark, body, cached, store):
-    call = run_code_call("1", "", deterministic=True)
+    call = run_code_call("1", "")
     async with running([(body, {"X-Cacheable": mark} if mark else {})]) as server:
         async with client(server.url) as tools:
             assert [(await tools.call(call)).cached for _ in range(2)] == [False, cached]

@@ -27,8 +27,7 @@ from agent_loop.training.advantage import (
 
 def algorithm(**own: object) -> DictConfig:
     """verl's `algorithm` as the run config has it, with these settings of ours."""
-    follows = {"norm_by_std": "${algorithm.norm_adv_by_std_in_grpo}", "scale": None}
-    grpo = {"norm_adv_by_std_in_grpo": True, "state_masked_grpo": follows | own}
+    grpo = {"norm_adv_by_std_in_grpo": True, "state_masked_grpo": {"scale": None} | own}
     return OmegaConf.create({"algorithm": grpo}).algorithm
 
 
@@ -100,7 +99,6 @@ def without_std() -> list[DictConfig]:
     stock.norm_adv_by_std_in_grpo = False
     return [
         algorithm(dr_grpo=True),
-        algorithm(norm_by_std=False),
         stock,
         OmegaConf.create({"norm_adv_by_std_in_grpo": False}),
     ]

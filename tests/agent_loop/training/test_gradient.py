@@ -442,7 +442,7 @@ def test_an_advantage_is_always_a_number(rewards, data, by_std, scale):
     mask = torch.tensor([m[:3] if draw else [0, 0, 0] for m, draw in zip(bits, draws, strict=True)])
     scores = torch.zeros(size, 3)
     scores[:, 2] = torch.tensor(rewards)
-    config = {"state_masked_grpo": {"norm_by_std": by_std, "scale": scale}}
+    config = {"norm_adv_by_std_in_grpo": by_std, "state_masked_grpo": {"scale": scale}}
     advantages, _ = compute_state_masked_grpo_advantage(
         scores, mask, np.array(uids, dtype=object), config=config
     )

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.schema import ControlConfig
 from samplers.adaptive.controller import Policy
 from samplers.adaptive.windows import Windows
 from samplers.ledger import LedgerEntry
@@ -29,7 +28,10 @@ def policy(**settings: object) -> Policy:
         "ceilings": dict.fromkeys(SOURCES, 800_000),
         "max_change": 150_000,
         "trajectories": dict.fromkeys(SOURCES, 4),
-        **ControlConfig().model_dump(include={"smoothing", "temperature", "speed", "emphasis"}),
+        "smoothing": 0.5,
+        "temperature": 0.5,
+        "speed": 4.0,
+        "emphasis": 0.2,
     }
     return Policy(**(own | settings))  # type: ignore[arg-type]
 

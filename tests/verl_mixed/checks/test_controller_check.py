@@ -22,7 +22,7 @@ def problems_of(environ: RunEnviron, *overrides: str) -> str:
     "overrides",
     [
         CONTROLLED,
-        ("mixed.controller=worst", "mixed.control.window=8", "+mixed.sources.math.floor=0.3"),
+        ("mixed.controller=worst", "mixed.control.window=8"),
         ("mixed.controller=off",),
         ("mixed.unit=trajectories",),
         ("mixed.unit=trained_tokens", "mixed.sources.math.ratio={0: 1, 9: 0.5}"),
@@ -54,20 +54,17 @@ def test_what_can_be_kept_is_no_problem(run_environ: RunEnviron, overrides: tupl
             "mixed.sources.math: its floor of 0.05 is",
         ),
         ((*CONTROLLED, "mixed.control.floor=0.6"), "the floors of taco, math sum to 1.2"),
-        ((*CONTROLLED, "mixed.control.ceiling=0.4"), "the ceilings of taco, math sum to 0.8"),
         (
-            (*CONTROLLED, "+mixed.sources.math.floor=0.7", "+mixed.sources.taco.floor=0.2"),
+            (*CONTROLLED, "mixed.sources.math.ratio=0.98", "mixed.sources.taco.ratio=0.02"),
             "mixed.sources.math starts with a share of",
         ),
         (("mixed.controller=progress", "mixed.control.window=1"), "its floor of 0.05 is"),
-        (("+mixed.sources.math.floor=0.2",), "mixed.controller=off changes no share"),
         (
             ("mixed.on_change=continue", "+mixed.sources.math.difficulty={min: 0.1, max: 0.9}"),
             "on_change=continue with mixed.sources.math.difficulty",
         ),
-        (("mixed.sources.math.floor=0.2",), "write +mixed.sources.math.floor=0.2"),
+        (("mixed.sources.math.on_truncated=mask",), "write +mixed.sources.math.on_truncated=mask"),
         (("mixed.controller=best",), "mixed.controller"),
-        ((*CONTROLLED, "mixed.control.speed=2"), "mixed.control.speed"),
         (("mixed.control.window=2",), "mixed.control.window"),
         (
             (*CONTROLLED, "trainer.total_training_steps=null", "trainer.total_epochs=2"),

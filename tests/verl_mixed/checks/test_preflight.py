@@ -907,12 +907,6 @@ def test_an_advantage_that_its_loss_does_not_match_is_named(
     assert all(word in problem for word, problem in zip(words, found, strict=True)), found
 
 
-def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnviron) -> None:
-    for value in ("true", "false"):
-        plan = make_plan([f"algorithm.norm_adv_by_std_in_grpo={value}"], run_environ)
-        assert at(plan.config, "algorithm.state_masked_grpo.norm_by_std") is (value == "true")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),

@@ -20,14 +20,11 @@ from verl_mixed.checks.config.unread import (
     BACKEND,
     BY_TOKENS,
     BYPASS,
-    CACHE,
     CRITIC,
     DECIDED,
     DPPO,
-    DR_GRPO,
     ENGINE,
     ESTIMATOR,
-    FOLLOWING,
     HF_OPTIONS,
     IS,
     KL_IN_LOSS,
@@ -42,7 +39,6 @@ from verl_mixed.checks.config.unread import (
     MEGATRONS_LORA,
     MODE,
     NATIVE,
-    NORM,
     OURS,
     OWN_SERVER,
     READERS,
@@ -53,7 +49,6 @@ from verl_mixed.checks.config.unread import (
     ROWS_OF_REF,
     SEVERAL_TURNS,
     SHARED_FILE,
-    STOPPING,
     SWITCH,
     TAGS,
     TO_WANDB,
@@ -71,7 +66,6 @@ from verl_mixed.run.compose import TRAINING_ENGINES, verl_folder
 from verl_mixed.run.settings import SERVER_URL_KEY
 
 Config = dict[str, Any]
-NORM_OF_VERL = "algorithm.norm_adv_by_std_in_grpo"
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
 REFILL = "trainer.v1.sampler.sync_refill_failed_groups"
@@ -80,7 +74,6 @@ LOSS = "actor_rollout_ref.actor.loss"
 ACTOR = "actor_rollout_ref.actor"
 COEFFICIENT = {f"{ACTOR}.kl_loss_coef": 0.01}
 KL_COEFFICIENTS = ("algorithm.kl_ctrl.kl_coef", f"{ACTOR}.kl_loss_coef")
-DR_GRPOS = [f"{LOSS}_agg_mode=seq-mean-token-sum-norm", f"{LOSS}_scale_factor=100"]
 VERLS_LOOPS = [f"mixed.sources.{name}.agent=tool_agent" for name in ("taco", "nq", "math")]
 VALUES: dict[str, tuple[Any, ...]] = {
     ESTIMATOR: ESTIMATORS,
@@ -90,12 +83,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     IS: ("token", "sequence", None),
     KL_TYPE: ("fixed", "adaptive"),
     "mixed.controller": ("off", "progress", "worst"),
-    **dict.fromkeys((LIMITER, MASKING, BYPASS, DR_GRPO, SWITCH, ADAPTIVE_SWITCH), (True, False)),
+    **dict.fromkeys((LIMITER, MASKING, BYPASS, SWITCH, ADAPTIVE_SWITCH), (True, False)),
 }
 """The key that decides who reads -> its values."""
 
 UNREAD: dict[str, dict[str, Any]] = {
-    FOLLOWING: {NORM: "own"},
     CRITIC: {ESTIMATOR: "grpo"},
     REFERENCE: {KL_IN_LOSS: False},
     KL_LOSS: {KL_IN_LOSS: False},
@@ -113,11 +105,9 @@ UNREAD: dict[str, dict[str, Any]] = {
     SEVERAL_TURNS: {AGENT: "single_turn_agent"},
     VERLS_TOOLS: {AGENT: "react_agent", "mixed.sources.<name>.tools": ["calculate"]},
     TAGS: {AGENT: "react_agent"},
-    CACHE: {f"{TOOL_CONFIG}.cache.store": "none"},
     SHARED_FILE: {f"{TOOL_CONFIG}.rate_limit_file": None},
     OWN_SERVER: {SERVER_URL_KEY: "http://host:80"},
     DECIDED: {"mixed.controller": "off"},
-    STOPPING: {"mixed.infra_error_limit": 1.0},
     TO_WANDB: {"trainer.logger": ["console"]},
 }
 """What else decides -> keys and values with which a run does not read."""
@@ -146,14 +136,13 @@ def put(config: Config, key: str, value: Any) -> None:
 
 
 def follow(config: Config, remedy: str) -> None:
-    """Do what a message says: set keys or a profile, or remove a key that follows another."""
-    verb, *settings = remedy.partition(" (")[0].split()
+    """Do what a message says: set keys or a profile."""
+    _, *settings = remedy.partition(" (")[0].split()
     for key, _, value in (setting.partition("=") for setting in settings):
         if key == "PROFILE":
             put(config, BACKEND, at(config_of(value), BACKEND))
         else:
-            followed = at(config, "algorithm.norm_adv_by_std_in_grpo")
-            put(config, key, yaml.safe_load(value) if verb == "set" else followed)
+            put(config, key, yaml.safe_load(value))
 
 
 def walk(*, reading: bool) -> Iterator[Any]:
@@ -268,7 +257,6 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
                 "algorithm.adv_estimator=grpo",
                 "algorithm.state_masked_grpo.dr_grpo=true",
                 "algorithm.state_masked_grpo.scale={math: 2}",
-                "algorithm.norm_adv_by_std_in_grpo=false",  # norm_by_std follows it, and is not set
                 "algorithm.lam=0.9",
                 "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
                 "actor_rollout_ref.actor.loss_scale_factor=100",
@@ -296,11 +284,6 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
                 f"{MASKING}=false",
             ],
             ["state_masking=False", "start_state_marker='AA'"],
-        ),
-        ([f"{DR_GRPO}=true", f"{NORM}=false", *DR_GRPOS], []),
-        (
-            [f"{DR_GRPO}=true", f"{NORM}=true", f"{NORM_OF_VERL}=false", *DR_GRPOS],
-            [f"{NORM}=True: only {DR_GRPO}=false", f"{NORM_OF_VERL}=False: only {FOLLOWING}"],
         ),
         (["mixed.rate_limit.on_config_change=adopt"], ["on_config_change='adopt'"]),
         (
@@ -342,10 +325,6 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
                 "gpu_memory_utilization=0.9",
                 "mixed.tool_server.sandbox_workers=2",
             ],
-        ),
-        (  # the value that it follows anyway
-            ["algorithm.adv_estimator=grpo", "algorithm.state_masked_grpo.norm_by_std=true"],
-            [],
         ),
         # max_probs_diff is the profile's, and not the user's
         ([f"{LIMITER}=false", f"{TOOL_CONFIG}.burst=3", f"{MASKING}=false"], ["burst=3"]),

@@ -128,15 +128,6 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
     batch_size = at(config, "data.train_batch_size")
     if mixed is None or not is_count(batch_size):
         return  # the checks of section and of numbers report it
-    if mixed.controller == "off":
-        for name, source in mixed.sources.items():
-            for key in ("floor", "ceiling"):
-                if getattr(source, key) is not None:
-                    yield (
-                        f"mixed.sources.{name}.{key}={getattr(source, key)}: mixed.controller=off "
-                        "changes no share; leave it out, or set mixed.controller to progress or "
-                        "worst"
-                    )
     if mixed.on_change == "continue":
         for name, source in mixed.sources.items():
             if draws_by_profile(source):
@@ -183,16 +174,11 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 "ratio, that of the start, or set mixed.controller=off"
             )
             return
-    for words, bounds, holds in (
-        ("floors", policy.floors, sum(policy.floors.values()) <= MILLION),
-        ("ceilings", policy.ceilings, sum(policy.ceilings.values()) >= MILLION),
-    ):
-        if not holds:
-            total = sum(bounds.values()) / MILLION
-            yield (
-                f"the {words} of {', '.join(bounds)} sum to {total:g}, so no shares keep them "
-                f"(mixed.control.{words[:-1]}, mixed.sources.<name>.{words[:-1]})"
-            )
+    if (total := sum(policy.floors.values())) > MILLION:
+        yield (
+            f"the floors of {', '.join(policy.floors)} sum to {total / MILLION:g}, so no shares "
+            "keep them (mixed.control.floor)"
+        )
     starts = exact_shares(
         {name: own.schedule[0] for name, own in mixed.sources.items() if own.takes_part}
     )
@@ -201,14 +187,15 @@ def _controller_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if not low <= start <= high:
             yield (
                 f"mixed.sources.{name} starts with a share of {float(start):.3g}, and its floor is "
-                f"{float(low):g}, its ceiling {float(high):g}; change its ratio, floor or ceiling"
+                f"{float(low):g}, its ceiling {float(high):g}; change its ratio or "
+                "mixed.control.floor"
             )
         least = prompts * _share_of_prompts(policy, name, low)
         if least < 1:
             yield (
                 f"mixed.sources.{name}: its floor of {float(low):g} is {float(least):.2g} prompts "
-                f"of a window of {policy.window} steps with {batch_size} prompts; raise its floor "
-                "or mixed.control.window until it is 1"
+                f"of a window of {policy.window} steps with {batch_size} prompts; raise "
+                "mixed.control.floor or mixed.control.window until it is 1"
             )
 
 

@@ -26,7 +26,6 @@ _TURNS = f"{_ROLLOUT}.multi_turn"
 ESTIMATOR, MODE, BACKEND = "algorithm.adv_estimator", "trainer.v1.trainer_mode", f"{_ROLLOUT}.name"
 ENGINE, LIMITER = "model_engine", f"{TOOL_CONFIG}.enable_global_rate_limit"
 MASKING = f"{TOOL_CONFIG}.state_masking"
-DR_GRPO, NORM = (f"algorithm.state_masked_grpo.{name}" for name in ("dr_grpo", "norm_by_std"))
 _CORRECTION = "algorithm.rollout_correction"
 IS, BYPASS = f"{_CORRECTION}.rollout_is", f"{_CORRECTION}.bypass_mode"
 _HYBRID = "trainer.v1.separate_async.hybrid_rollout"
@@ -42,7 +41,6 @@ BY_TOKENS, REF_BY_TOKENS, ROLLOUT_BY_TOKENS = (
     f"{_ROLLOUT}.log_prob_use_dynamic_bsz",
 )
 
-FOLLOWING = "state_masked_grpo without a norm_by_std of its own"
 CRITIC = "a critic"
 REJECTING = "rejection sampling"
 REPLACING = "a run that replaces prompts"
@@ -52,12 +50,10 @@ SEVERAL_TURNS = "an agent other than single_turn_agent"
 VERLS_TOOLS = "an agent that calls tools by name, of a source without `tools`"
 NATIVE = "native_agent, verl's tool_agent or an agent loop of your own"
 TAGS = "an agent other than react_agent, native_agent and verl's, or a prompt with tags"
-CACHE = "a cache of tool results"
 SHARED_FILE = "a run with a rate_limit_file"
 OWN_SERVER = "the run's own tool server"
 TO_WANDB = "a run that logs to wandb"
 DECIDED = "a run that decides its shares (mixed.controller, mixed.unit=trained_tokens)"
-STOPPING = "a run with an infra_error_limit below 1"
 REFERENCE = "a reference model"
 KL_LOSS = "a KL loss"
 KL_REWARD = "a KL term of the reward"
@@ -105,9 +101,7 @@ _TOKENS_OF_CRITIC = "its micro-batches are filled up to critic.ppo_infer_max_tok
 READERS: tuple[Reader, ...] = (
     # the estimator
     Reader("algorithm.state_masked_grpo", ESTIMATOR, ("state_masked_grpo",)),
-    Reader(NORM, DR_GRPO, (False,)),
     Reader("algorithm.norm_adv_by_std_in_grpo", ESTIMATOR, _GRPO),
-    Reader("algorithm.norm_adv_by_std_in_grpo", FOLLOWING),
     Reader("algorithm.gamma", ESTIMATOR, ("gae", "reinforce_plus_plus")),
     Reader("algorithm.lam", ESTIMATOR, ("gae",)),
     Reader("algorithm.filter_groups.metric", FILTER),
@@ -220,23 +214,11 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{TOOL_CONFIG}.burst", LIMITER),
     Reader(f"{TOOL_CONFIG}.request_interval", LIMITER),
     Reader(f"{TOOL_CONFIG}.rate_limit_file", LIMITER),
-    Reader(f"{TOOL_CONFIG}.cache.max_mb", CACHE),
-    Reader(f"{TOOL_CONFIG}.cache.ttl_s", CACHE),
-    Reader(f"{TOOL_CONFIG}.deterministic_code", CACHE),
     Reader("mixed.tool_server", OWN_SERVER),
     # decided shares
     Reader("mixed.control.window", DECIDED),
-    *(
-        Reader(f"mixed.control.{name}", "mixed.controller", rules)
-        for names, rules in (
-            (("floor", "ceiling", "max_change", "smoothing"), ("progress", "worst")),
-            (("temperature",), ("progress",)),
-            (("speed", "emphasis"), ("worst",)),
-        )
-        for name in names
-    ),
+    Reader("mixed.control.floor", "mixed.controller", ("progress", "worst")),
     # alarms
-    Reader("mixed.infra_error_window", STOPPING),
     Reader("mixed.wandb_artifacts", TO_WANDB),
     Reader("trainer.resume_from_path", "trainer.resume_mode", ("resume_path",)),
     *(
@@ -358,12 +340,6 @@ def _reads_tags(config: Mapping[str, Any]) -> bool:
     return any(f"{{{name}}}" in text for text in texts for name in _LOOPS_TAGS)
 
 
-def _follows(config: Mapping[str, Any]) -> bool:
-    """Whether norm_by_std is that of verl's key; other estimators have no norm_by_std."""
-    of_verl = at(config, "algorithm.norm_adv_by_std_in_grpo")
-    return at(config, ESTIMATOR) != "state_masked_grpo" or at(config, NORM, of_verl) == of_verl
-
-
 def _replaces(config: Mapping[str, Any]) -> bool:
     keys = ("trainer.v1.sampler.sync_refill_failed_groups", "algorithm.filter_groups.enable")
     return at(config, MODE) != "mixed_sync" or any(at(config, key) for key in keys)
@@ -395,10 +371,7 @@ def _texts(value: Any) -> list[Any]:
 _AGENT = "set mixed.sources.<name>.agent="
 
 _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
-    # without norm_by_std, Dr.GRPO and the key agree
-    DR_GRPO: (lambda config: bool(at(config, DR_GRPO) and at(config, NORM)), ""),
     BYPASS: (lambda config: bool(at(config, BYPASS)), ""),
-    FOLLOWING: (_follows, f"remove {NORM}"),
     CRITIC: (has_critic, f"set {ESTIMATOR}=gae"),
     REJECTING: (
         lambda config: bool(at(config, f"{_CORRECTION}.rollout_rs")),
@@ -427,10 +400,6 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
         ),
         f"{_AGENT}react_agent mixed.sources.<name>.tools=null",
     ),
-    CACHE: (
-        lambda config: at(config, f"{TOOL_CONFIG}.cache.store") != "none",
-        f"set {TOOL_CONFIG}.cache.store=sqlite",
-    ),
     SHARED_FILE: (
         lambda config: bool(at(config, f"{TOOL_CONFIG}.rate_limit_file")),
         f"set {TOOL_CONFIG}.rate_limit_file=/path/of/the/file",
@@ -449,10 +418,6 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
             or at(config, "mixed.unit") == "trained_tokens"
         ),
         "set mixed.controller=progress",
-    ),
-    STOPPING: (
-        lambda config: at(config, "mixed.infra_error_limit") != 1,
-        "set mixed.infra_error_limit=0.5",
     ),
     REFERENCE: (has_reference, f"set {KL_IN_LOSS}=true"),
     KL_LOSS: (
