@@ -133,6 +133,16 @@ def part_of_activity() -> Iterator[Activity]:
         _current.reset(token)
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Waits inside are not told apart: they are part of the wait that has begun."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def waits_for(what: str, turn: int | None = None) -> None:
     """Record what the current trajectory, if there is one, waits for from now on, and the number of
     the turn, if one begins."""

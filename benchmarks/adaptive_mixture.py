@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from agent_loop.records.intervals import half_width95
 from agent_loop.records.run_folder import read_metrics
+from agent_loop.records.statistics import half_width95
 from samplers.ledger import Decision, LedgerEntry, read_ledger
 
 MIXTURES = {"equal": (1, 1, 1), "math": (1, 1, 2), "nq": (1, 2, 1), "taco": (2, 1, 1)}

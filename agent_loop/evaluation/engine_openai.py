@@ -11,23 +11,43 @@ one that the server takes:
 | stop strings | in the answer, or named (`stop_reason`, `matched_stop`) | none are sent |
 
 Without stop strings the loop cuts a turn at its tag, as for any engine that cannot stop there.
-Log-probs are 0: an evaluation does not need any.
+Log-probs are 0: an evaluation does not need any. Requests go over the tool client, which asks a
+server again that is away, overloaded or fails.
 """
 
+import asyncio
+import logging
 import os
 from typing import Any
 
+import msgspec
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_loop.evaluation.completions import CompletionsApi
-from tool_server.wire.protocol import Again, ToolUnavailable
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import local_route
+from agent_loop.calls.servers import Server
+from agent_loop.watchdog import unwatched
+from config.tool_entries import without_secrets
+from tool_server.wire.http import Peer, post, unreadable
+from tool_server.wire.protocol import Again, ToolCall, ToolResult, ToolUnavailable
+from tool_server.wire.responses import dumps
+
+logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 """Variable with the key of the server."""
 
 SEED_BITS = (1 << 31) - 1
 """Servers take seeds of 31 bits at least."""
+
+REQUEST_S = 1800.0
+"""Deadline of a completion, with all attempts. That of its trajectory is usually shorter."""
+
+ATTEMPTS = 8
+"""Of a request that the server fails, or answers with no completion."""
+
+MOST_BYTES = 64 << 20
 
 FORMS = ((True, True), (True, False), (False, True), (False, False))
 """(prompt as token ids, fields beyond OpenAI's), in the order in which they are tried."""
@@ -40,7 +60,7 @@ class OpenAIClient(LLMServerClient):
 
     Args:
         config: the run config.
-        base_url: see `CompletionsApi`.
+        base_url: ends with the version, as `http://10.0.0.4:8000/v1`.
         model: its name at the server.
         most: requests at once, of one worker.
     """
@@ -51,9 +71,35 @@ class OpenAIClient(LLMServerClient):
     def __init__(self, config: Any, base_url: str, model: str, most: int = 64) -> None:
         super().__init__(config)
         self.base_url, self.model, self.most = base_url, model, most
-        self._api: CompletionsApi | None = None
+        self._calls: ToolClient | None = None
         self._form = 0
-        self._sends_stops = True
+        self._sends_stops, self._has_warned = True, False
+
+    async def connect(self, **options: Any) -> ToolClient:
+        """Open the client of the server; `options` are those of `ToolClient`."""
+        self._slots = asyncio.Semaphore(self.most)
+        url = f"{self.base_url.rstrip('/')}/completions"
+        remedy = f"has this server the model, and the key in {KEY_VARIABLE}?"
+        self._peer = Peer(
+            name=without_secrets(url),
+            tool="engine",
+            address_key="--base-url",
+            remedy=remedy,
+            refused=remedy,
+            secret=os.environ.get(KEY_VARIABLE, ""),
+        )
+        client = ToolClient(url, limiter=None, cache_size=0, **options)
+        route = local_route(
+            url,
+            self._post,
+            key="completions",
+            timeout_s=REQUEST_S,
+            clock=client.clock,
+            max_retries=ATTEMPTS - 1,
+            advice="look at the log of that server",
+        )
+        self._calls = await client.on(route).__aenter__()
+        return self._calls
 
     async def generate(
         self,
@@ -70,7 +116,8 @@ class OpenAIClient(LLMServerClient):
 
         Raises:
             ValueError: images, video or audio were given.
-            ToolUnavailable: as `CompletionsApi.complete`.
+            ToolUnavailable: the server refuses the request, the key or the model, or gave no
+                completion in its time.
         """
         if image_data or video_data or audio_data:
             raise ValueError("an evaluation with --base-url gives the model text only")
@@ -80,7 +127,11 @@ class OpenAIClient(LLMServerClient):
         )
         while True:
             stops = _texts(params.get("stop")) if self._sends_stops else []
-            choice = await self._ask(ids, params, most, stops)
+            payload = {"ids": ids, "params": params, "most": most, "stops": stops}
+            calls = self._calls or await self.connect()
+            with unwatched():  # the trajectory waits for its engine
+                async with self._slots:
+                    choice = (await calls.call(ToolCall(tool="engine", payload=payload))).body
             token_ids = self._tokens(choice, stops)
             if token_ids is not None:
                 break
@@ -94,24 +145,33 @@ class OpenAIClient(LLMServerClient):
             extra_fields={"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0},
         )
 
-    async def _ask(
-        self, ids: list[int], params: dict[str, Any], most: int, stops: list[str]
-    ) -> dict[str, Any]:
-        """The server's choice, in the first form that it takes."""
-        if self._api is None:
-            key = os.environ.get(KEY_VARIABLE, "")
-            self._api = CompletionsApi(self.base_url, key, self.most)
+    async def _post(self, call: ToolCall, server: Server) -> ToolResult:
+        """The first choice of the server's answer, in the first form that it takes."""
+        assert self._calls is not None
         refusals: list[ToolUnavailable] = []
         for form in range(self._form, len(FORMS)):
+            data = dumps(self._body(**call.payload, form=form))
             try:
-                choice = await self._api.complete(self._body(ids, params, most, stops, form))
-            except ToolUnavailable as error:
-                if error.again is not Again.NEVER:
+                raw, _ = await post(
+                    self._calls.session, server.url, data, self._peer, limit=MOST_BYTES
+                )
+                choice = dict(msgspec.json.decode(raw)["choices"][0])
+            except ToolUnavailable as fault:
+                if fault.is_away and not self._has_warned:
+                    self._has_warned = True
+                    logger.warning(
+                        "%s does not answer (%s); it is asked again for %g s: does it run, and is "
+                        "--base-url its address?",
+                        *(self._peer.name, fault, REQUEST_S),
+                    )
+                if fault.again is not Again.NEVER:
                     raise
-                refusals.append(error)
+                refusals.append(fault)
+            except (ValueError, LookupError, TypeError) as error:
+                raise unreadable(error, self._peer) from error
             else:
                 self._form = max(self._form, form)
-                return choice
+                return ToolResult(body=choice)
         raise refusals[0]
 
     def _body(

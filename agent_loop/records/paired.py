@@ -13,8 +13,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.statistics import LEVEL, Interval, by_prompt
-from agent_loop.records.student import student_quantile
+from agent_loop.records.statistics import LEVEL, Interval, by_prompt, student_quantile
 
 EXACT_FLIPS = 14
 """Up to this number of changed prompts, all sign patterns are enumerated."""
@@ -166,11 +165,7 @@ def paired_means(
             found[source] = PairedMeans(
                 first={row: fmean(ours[row][:count]) for row, count in counts.items()},
                 last={row: fmean(theirs[row][:count]) for row, count in counts.items()},
-                left_out=sum(
-                    len(side[row]) - count
-                    for side in (ours, theirs)
-                    for row, count in counts.items()
-                ),
+                left_out=sum(abs(len(ours[row]) - len(theirs[row])) for row in counts),
             )
     return found
 
@@ -188,12 +183,3 @@ def _judged(records: Iterable[Record], measure: str) -> dict[str, dict[str, list
         }
         for source, own in by_source.items()
     }
-
-
-def differences(
-    first: Iterable[Record], last: Iterable[Record], measure: str = "reward"
-) -> dict[str, Difference]:
-    """Source -> its paired difference, for the sources with a prompt in common."""
-    pairs = paired_means(first, last, measure)
-    found = {source: difference(own.first, own.last, len(pairs)) for source, own in pairs.items()}
-    return {source: one for source, one in found.items() if one is not None}

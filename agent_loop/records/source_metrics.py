@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.intervals import half_width95
+from agent_loop.records.statistics import half_width95
 from agent_loop.records.trajectory_record import TRUNCATED, Call, StopReason, TrajectoryRecord
 
 Kind = TypeVar("Kind", TrajectoryRecord, Record)

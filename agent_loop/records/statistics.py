@@ -1,4 +1,5 @@
-"""Means and pass@k of evaluation records, with intervals over prompts. Pure, without numpy.
+"""Means and pass@k of evaluation records, with intervals over prompts, and the quantiles that
+intervals need. Pure, without numpy.
 
 Samples of one prompt are not independent: all are easy, or all are hard. Intervals therefore treat
 the prompts as the independent observations, and a prompt's samples as one cluster. A lost
@@ -8,14 +9,19 @@ trajectory (a fault or a deadline) is no failure: it is counted apart.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, fsum, sqrt
-from statistics import fmean
+from functools import lru_cache
+from math import atan, comb, cos, fsum, pi, sin, sqrt
+from statistics import NormalDist, fmean, stdev
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.student import normal_quantile, student_quantile
 
 LEVEL = 0.95
 """Probability that an interval contains the true value."""
+
+_Z95 = 1.959964
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Quantiles of `reward/ci95` in metrics.jsonl, for 1 to 9 degrees of freedom. They are rounded as
+earlier releases rounded them, so that the lines of a run that goes on can be compared."""
 
 Interval = tuple[float, float]
 """(low, high)"""
@@ -193,3 +199,53 @@ def wilson(share: float, count: float, level: float = LEVEL) -> Interval:
     middle = (share + z**2 / (2 * count)) / scale
     half = z / scale * sqrt(max(0.0, share * (1 - share)) / count + z**2 / (4 * count**2))
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def half_width95(values: Sequence[float]) -> float | None:
+    """Half width of the 95 % interval of the mean of two or more independent values, else None.
+
+    From ten degrees of freedom on, Student's t is its expansion around the normal distribution.
+    """
+    freedom, z = len(values) - 1, _Z95
+    if freedom < 1:
+        return None
+    if freedom <= len(_T95):
+        t = _T95[freedom - 1]
+    else:
+        t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3) / (96 * freedom**2)
+    return t * stdev(values) / sqrt(len(values))
+
+
+def normal_quantile(level: float) -> float:
+    """Half width of a two-sided interval of the normal distribution, in standard errors."""
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+@lru_cache(maxsize=512)
+def student_quantile(level: float, freedom: int) -> float:
+    """Half width of a two-sided interval of Student's t, in standard errors.
+
+    Args:
+        level: probability inside the interval, above 0 and below 1.
+        freedom: degrees of freedom, 1 or more.
+
+    Source: Abramowitz & Stegun 1964, formulas 26.7.3 and 26.7.4.
+    """
+
+    def inside(t: float) -> float:
+        """Probability that |T| < t."""
+        angle = atan(t / sqrt(freedom))
+        is_odd, square = freedom % 2, cos(angle) ** 2
+        term, total = (cos(angle), 0.0) if is_odd else (1.0, 0.0)
+        for i in range(1 + is_odd, freedom, 2):
+            total += term
+            term *= square * i / (i + 1)
+        return (angle + sin(angle) * total) * 2 / pi if is_odd else sin(angle) * total
+
+    low, high = 0.0, 2.0
+    while inside(high) < level:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < level else (low, middle)
+    return (low + high) / 2

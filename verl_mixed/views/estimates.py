@@ -11,10 +11,15 @@ from types import MappingProxyType
 from typing import Literal
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.intervals import half_width95
 from agent_loop.records.paired import Difference, difference, paired_means
-from agent_loop.records.statistics import LEVEL, Interval, results_of, wilson
-from agent_loop.records.student import normal_quantile
+from agent_loop.records.statistics import (
+    LEVEL,
+    Interval,
+    half_width95,
+    normal_quantile,
+    results_of,
+    wilson,
+)
 from verl_mixed.views.progress import Line, series, sources_of
 from verl_mixed.views.summary import AVERAGE_OVER, Points, first_and_last, trained, windows
 

@@ -1,6 +1,5 @@
 """The client of an OpenAI-compatible server, against servers that take and say different things."""
 
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +11,8 @@ pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
 
-from agent_loop.evaluation.completions import ATTEMPTS, REQUEST_S, CompletionsApi
-from agent_loop.evaluation.engine_openai import OpenAIClient
+from agent_loop.evaluation.engine_openai import ATTEMPTS, REQUEST_S, OpenAIClient
+from agent_loop.watchdog import current_activity, waits_for
 from tests.fakes.real_tokenizers import real_tokenizer
 from tests.listening import listening
 from tests.ports import free_ports
@@ -52,8 +51,8 @@ async def serving(answer: Answer) -> AsyncIterator[tuple[CompletionsServer, Open
         try:
             yield server, client
         finally:
-            if client._api is not None:
-                await client._api.close()
+            if client._calls is not None:
+                await client._calls.__aexit__()
 
 
 async def tokens(client: OpenAIClient, **sampling: Any) -> list[int]:
@@ -157,98 +156,94 @@ async def test_images_are_refused():
 class Clock:
     """Time that passes in sleeps only."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.pauses: list[float] = []
+    now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
         self.now += seconds
 
 
 @asynccontextmanager
-async def api(answers: list[Any], clock: Clock, key: str = "") -> AsyncIterator[CompletionsApi]:
-    left = list(answers)
+async def asked(*answers: Any) -> AsyncIterator[tuple[OpenAIClient, Clock]]:
+    """A server that gives these answers, the last one for ever."""
+    left, clock = list(answers), Clock()
 
     def answer(body: dict[str, Any]) -> Any:
         said = left.pop(0) if len(left) > 1 else left[0]
         return said() if callable(said) else said
 
     async with serving(answer) as (_, client):
-        made = CompletionsApi(
-            client.base_url, key, sleep=clock.sleep, clock=clock, rng=random.Random(0)
-        )
-        try:
-            yield made
-        finally:
-            await made.close()
+        await client.connect(sleep=clock.sleep, clock=clock)
+        yield client, clock
+
+
+def status(code: int, text: str = "", **headers: str) -> Callable[[], web.Response]:
+    return lambda: web.Response(status=code, text=text, headers=headers)
 
 
 async def test_an_overloaded_server_is_asked_again_after_the_pause_it_asks_for():
-    busy = lambda: web.Response(status=429, headers={"Retry-After": "7"})  # noqa: E731
-    broken = lambda: web.Response(status=503)  # noqa: E731
-    clock = Clock()
-    async with api([busy, broken, {"text": "a"}], clock) as made:
-        assert (await made.complete({}))["text"] == "a"
-    assert clock.pauses[0] == 7.0 and 0 <= clock.pauses[1] <= 1.0
+    busy = status(429, **{"Retry-After": "7"})
+    async with asked(busy, {"text": "a", "token_ids": [4]}) as (client, clock):
+        assert await tokens(client) == [4]
+    assert clock.now == 7.0
 
 
-async def test_a_server_that_fails_is_named_after_all_attempts():
-    clock = Clock()
-    async with api([lambda: web.Response(status=500, text="engine died")], clock) as made:
-        with pytest.raises(
-            ToolUnavailable, match=rf"{ATTEMPTS} attempts, the last: HTTP 500 engine died"
-        ) as caught:
-            await made.complete({})
-    assert len(clock.pauses) == ATTEMPTS - 1 and max(clock.pauses) <= 30.0
-    assert caught.value.again is not Again.NEVER, "another form of the request would not help"
+async def test_an_answer_that_is_no_completion_is_asked_for_again_and_a_failing_server_is_named():
+    wrong = lambda: web.Response(text="<html>")  # noqa: E731
+    async with asked(wrong, status(500, "engine died"), {"token_ids": [4]}) as (client, _):
+        assert await tokens(client) == [4]
+    async with asked(status(500, "engine died")) as (client, clock):
+        with pytest.raises(ToolUnavailable, match=rf"{ATTEMPTS} attempts.*HTTP 500 engine died"):
+            await tokens(client)
+    assert clock.now < REQUEST_S
 
 
 async def test_a_server_that_is_away_is_waited_for_until_the_deadline(
     caplog: pytest.LogCaptureFixture,
 ):
-    clock = Clock()
-    away = lambda: web.Response(status=502, text="no backend")  # noqa: E731
-    async with api([away], clock) as made:
-        with pytest.raises(ToolUnavailable, match="the last: HTTP 502 no backend"):
-            await made.complete({})
-        with pytest.raises(ToolUnavailable):
-            clock.now = 0.0
-            await made.complete({})
+    away = status(502, "no backend")
+    async with asked(away) as (client, clock):
+        for _ in range(2):
+            with pytest.raises(ToolUnavailable, match="HTTP 502 no backend"):
+                await tokens(client)
     [warned] = caplog.messages
     assert "/v1/completions does not answer (HTTP 502 no backend)" in warned
     assert "is --base-url its address?" in warned
-    assert len(clock.pauses) > 2 * ATTEMPTS and REQUEST_S - 30.0 <= clock.now < REQUEST_S
-    async with api([*[away] * (2 * ATTEMPTS), {"text": "a"}], Clock()) as made:
-        assert (await made.complete({}))["text"] == "a"
+    assert clock.now == pytest.approx(2 * REQUEST_S, rel=0.01)
+    async with asked(*[away] * (2 * ATTEMPTS), {"token_ids": [4]}) as (client, _):
+        assert await tokens(client) == [4]
 
 
 async def test_a_secret_in_the_address_is_in_no_message(caplog: pytest.LogCaptureFixture):
-    clock = Clock()
     [port] = free_ports(1)
-    made = CompletionsApi(f"http://me:sesame@127.0.0.1:{port}/v1", sleep=clock.sleep, clock=clock)
+    client, clock = OpenAIClient(CONFIG, f"http://me:sesame@127.0.0.1:{port}/v1", "demo"), Clock()
+    client.tokenizer = TOKENIZER
+    calls = await client.connect(sleep=clock.sleep, clock=clock)
     with pytest.raises(ToolUnavailable, match=rf"from http://127.0.0.1:{port}/v1/compl") as caught:
-        await made.complete({})
-    await made.close()
+        await tokens(client)
+    await calls.__aexit__()
     assert len(caplog.messages) == 1 and "sesame" not in f"{caught.value}{caplog.text}"
 
 
-async def test_a_refusal_is_not_repeated_and_does_not_show_the_key():
-    clock = Clock()
-    for status, words in ((401, r"HTTP 401; .*OPENAI_API_KEY"), (422, r"HTTP 422 bad \*\*\*")):
-        refusal = lambda status=status: web.Response(status=status, text="bad sesame")  # noqa: E731
-        async with api([refusal], clock, key="sesame") as made:
-            with pytest.raises(ToolUnavailable, match=words) as caught:
-                await made.complete({})
-        assert caught.value.again is Again.NEVER and "sesame" not in str(caught.value)
-    assert clock.pauses == []
+@pytest.mark.parametrize(
+    ("code", "words"), [(401, r"HTTP 401; .*OPENAI_API_KEY"), (422, r"HTTP 422 bad \*\*\*")]
+)
+async def test_a_refusal_is_not_repeated_and_does_not_show_the_key(
+    code: int, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    async with asked(status(code, "bad sesame")) as (client, clock):
+        with pytest.raises(ToolUnavailable, match=words) as caught:
+            await tokens(client)
+    assert caught.value.again is Again.NEVER and "sesame" not in str(caught.value)
+    assert clock.now == 0.0
 
 
-async def test_an_answer_that_is_no_completion_is_asked_for_again():
-    clock = Clock()
-    async with api([lambda: web.Response(text="<html>"), {"text": "a"}], clock) as made:
-        assert (await made.complete({}))["text"] == "a"
-    assert len(clock.pauses) == 1
+async def test_a_wait_for_the_server_is_a_wait_for_the_engine():
+    async with asked(status(503), {"token_ids": [4]}) as (client, clock):
+        with current_activity(clock) as activity:
+            waits_for("engine")
+            await tokens(client)
+    assert activity.waits_for == "engine" and {*activity.waited_s} <= {"start", "engine"}
