@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+import msgspec
+from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.evaluation.selection import Selection
 from agent_loop.ray_path import keep_folder_off_workers
@@ -24,7 +25,7 @@ from agent_loop.records.run_folder import write_text
 from agent_loop.row import Row
 from agent_loop.training.main import join
 from agent_loop.training.verl_config import refusals
-from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
+from config.schema import ConfigError
 
 CONFIG = "config.yaml"
 """File in the folder of an evaluation; `agent_loop.records.evaluation_records` names the others."""
@@ -58,10 +59,7 @@ def write_job(job: Job, folder: Path) -> None:
 
 def read_job(folder: Path) -> Job:
     """The job of a folder."""
-    given = json.loads((folder / JOB).read_text())
-    chosen = given.pop("selection")
-    chosen["sources"] = tuple(chosen["sources"])
-    return Job(**given, selection=Selection(**chosen))
+    return msgspec.json.decode((folder / JOB).read_bytes(), type=Job)
 
 
 def main(folder: Path) -> None:
@@ -139,12 +137,14 @@ def _run(
     """Start servers and workers, run the sessions, and append their records."""
     import ray
 
+    from agent_loop.limited import settle_limiters
+
     keep_folder_off_workers()
     if not OmegaConf.select(config, "ray_kwargs.ray_init.address"):
         OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
     join(config)
     try:
-        _settle_limiter(config)
+        settle_limiters(config)
         client, at_once = _engine(config, job)
         from agent_loop.evaluation.worker import EvaluationWorker  # imports verl's loops
 
@@ -161,25 +161,6 @@ def _run(
         progress.end()
     finally:
         ray.shutdown()
-
-
-def _settle_limiter(config: DictConfig) -> None:
-    """Decide for all processes which limiter keeps the rate, as the trainer does."""
-    from agent_loop.calls.limiter import make_limiter, resolve_backend
-    from agent_loop.calls.own_limits import open_own_limiters
-    from agent_loop.limited import own_limits_of
-
-    mixed_values: Any = OmegaConf.to_container(config.mixed, resolve=True)
-    tool_values: Any = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
-    mixed = load_section(MixedConfig, mixed_values, "mixed")
-    tools = load_section(ToolConfig, tool_values, TOOL_CONFIG)
-    settings = resolve_backend(tools, mixed)
-    with open_dict(config):
-        config.mixed.rate_limit = settings.model_dump()
-    mixed = mixed.model_copy(update={"rate_limit": settings})
-    open_own_limiters(own_limits_of(mixed), tools, mixed)
-    if tools.enable_global_rate_limit:
-        make_limiter(tools, mixed)
 
 
 def _engine(config: DictConfig, job: Job) -> tuple[Any, int]:

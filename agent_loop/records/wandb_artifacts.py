@@ -38,15 +38,20 @@ class Artifacts:
 
         if wandb.run is None:
             return
+        links = path.parent / LINKS / f"{step}-{time.time_ns()}"
         try:
-            links = _linked(path, path.parent / LINKS / f"{step}-{time.time_ns()}")
+            if path.is_dir():
+                shutil.copytree(path, links, copy_function=os.link)
+            else:
+                links.mkdir(parents=True)
+                os.link(path, links / path.name)
         except OSError as error:
             # another kind of disk: wandb gets the file itself, if it reads it in time
             logger.warning("no hard links for the %s of step=%d: %s", kind, step, error)
-            links = None
-        self._thread.submit(self._log, kind, step, links or path, links)
+            shutil.rmtree(links, ignore_errors=True)
+        self._thread.submit(self._log, kind, step, links if links.exists() else path, links)
 
-    def _log(self, kind: str, step: int, files: Path, links: Path | None) -> None:
+    def _log(self, kind: str, step: int, files: Path, links: Path) -> None:
         import wandb
 
         try:
@@ -67,24 +72,8 @@ class Artifacts:
             logger.warning(
                 "the %s of step=%d is no artifact: %s: %s", kind, step, type(error).__name__, error
             )
-        if links is not None:
-            shutil.rmtree(links, ignore_errors=True)
+        shutil.rmtree(links, ignore_errors=True)
 
     def shutdown(self) -> None:
         """Wait until everything is logged, and sent if wandb is online."""
         self._thread.shutdown()
-
-
-def _linked(path: Path, links: Path) -> Path:
-    """A folder with hard links to a file, or to all files below a folder."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    root = path.parent if path.is_file() else path
-    try:
-        for file in files:
-            link = links / file.relative_to(root)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            os.link(file, link)
-    except OSError:
-        shutil.rmtree(links, ignore_errors=True)
-        raise
-    return links

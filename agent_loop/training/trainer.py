@@ -22,9 +22,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-from agent_loop.calls.limiter import Limiter, make_limiter, resolve_backend
-from agent_loop.calls.own_limits import open_own_limiters
-from agent_loop.limited import own_limits_of
+from agent_loop.limited import settle_limiters
 from agent_loop.records.exposition import Exposition
 from agent_loop.records.run_folder import STOP_FILE, MetricsFile, is_claimed
 from agent_loop.records.wandb_artifacts import Artifacts
@@ -37,7 +35,6 @@ from agent_loop.training.optimizer_steps import OptimizerSteps
 from agent_loop.training.trained_batch import read_outcomes
 from config.agents import BLOCKS, with_blocks
 from config.lookup import files_at
-from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.adaptive.profiles import choices_for
 from samplers.door import Door, exact_buffer
 from samplers.ledger import Ledger
@@ -50,10 +47,8 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         with open_dict(config):
             # verl compares with its own names in several places (trainer_base.py:153, 731, 902).
             config.trainer.v1.trainer_mode = self.MODE
-        self.mixed = load_section(
-            MixedConfig, OmegaConf.to_container(config.mixed, resolve=True), "mixed"
-        )
-        self._limiter = self._settle_limiter(config)
+        self.mixed, tools, self._limiter, self._tool_limiters = settle_limiters(config)
+        self._state_masking = tools.state_masking
         self._run_dir = run_dir = Path(self.mixed.run_dir)
         self._is_launched = is_claimed(run_dir)
         self.ledger = Ledger(run_dir / "ledger.jsonl")
@@ -73,19 +68,6 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self._exposition = Exposition(self.mixed.experiment, self.mixed.ratios)
         self._stop_file = run_dir / STOP_FILE
         super().__init__(config)  # type: ignore[call-arg]
-
-    def _settle_limiter(self, config: DictConfig) -> Limiter | None:
-        """Decide for all processes which limiter keeps the rate, and open it: its errors are raised
-        before training starts."""
-        values = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
-        tools = load_section(ToolConfig, values, TOOL_CONFIG)
-        settings = resolve_backend(tools, self.mixed)
-        with open_dict(config):
-            config.mixed.rate_limit = settings.model_dump()
-        self.mixed = self.mixed.model_copy(update={"rate_limit": settings})
-        self._state_masking = tools.state_masking
-        self._tool_limiters = open_own_limiters(own_limits_of(self.mixed), tools, self.mixed)
-        return make_limiter(tools, self.mixed) if tools.enable_global_rate_limit else None
 
     # --- prompts ------------------------------------------------------------------------------
 
