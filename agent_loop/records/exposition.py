@@ -15,8 +15,7 @@ import math
 import re
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 _LABELS = {"reward_parts": "part", "evicted": "outcome", "infra_errors": "tool", "tools": "tool"}
 """Part of a name -> the label of the part after it."""
@@ -28,14 +27,11 @@ _AGAIN_S = 5.0
 """Seconds after which a gauge is set again, because Ray forgets a gauge after 20 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One number of one step, with its name and labels in Prometheus."""
+class Series(NamedTuple):
+    """Name, without Ray's `ray_`, and labels of a metric in Prometheus."""
 
     name: str
-    """The name without Ray's `ray_`."""
-
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str]
 
 
 def series_of(metric: str, sources: Collection[str]) -> Series | None:
@@ -44,7 +40,7 @@ def series_of(metric: str, sources: Collection[str]) -> Series | None:
     if first == "timing_s" and len(rest) == 1:
         return Series("mixed_timing_s", {"phase": rest[0]})
     if first in _VERLS:
-        return Series(_plain("verl", first, *rest))
+        return Series(_plain("verl", first, *rest), {})
     if first != "mixed" or not rest:
         return None
     parts, labels = ["mixed"], {}
@@ -81,12 +77,11 @@ class Exposition:
         self._thread: threading.Thread | None = None
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        named = ((name, series_of(name, self._sources)) for name in metrics)
-        shown = {name: (series, metrics[name]) for name, series in named if series is not None}
+        named = {name: series_of(name, self._sources) for name in metrics}
         with self._lock:
-            for name in self._shown.keys() - shown.keys():
+            for name in self._shown.keys() - metrics.keys():
                 self._set(self._shown[name][0], math.nan)
-            self._shown = shown
+            self._shown = {name: (of, metrics[name]) for name, of in named.items() if of}
             self._set_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="exposition", daemon=True)

@@ -103,11 +103,6 @@ def plain(value: Any) -> Any:
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, without a last line that a kill cut short."""
-    return [json.loads(raw) for raw in _finished(path)]
-
-
 def decoded(line: bytes, kind: type[Kind]) -> Kind:
     """A line as a value of a type; fields that the type does not have are left out.
 

@@ -36,18 +36,19 @@ def sessions_of(rows: Iterable[TrajectoryRecord]) -> list[TrajectoryRecord]:
     sessions: dict[str, list[TrajectoryRecord]] = defaultdict(list)
     for row in rows:
         sessions[row.session].append(row)
-    return [own[0] if len(own) == 1 else _joined(own) for own in sessions.values()]
-
-
-def _joined(rows: Sequence[TrajectoryRecord]) -> TrajectoryRecord:
-    return msgspec.structs.replace(
-        rows[0],
-        response_tokens=sum(row.response_tokens or 0 for row in rows),
-        trained_tokens=sum(row.trained_tokens or 0 for row in rows),
-        turns=[turn for row in rows for turn in row.turns],
-        calls=[call for row in rows for call in row.calls],
-        rows=len(rows),
-    )
+    return [
+        own[0]
+        if len(own) == 1
+        else msgspec.structs.replace(
+            own[0],
+            response_tokens=sum(row.response_tokens or 0 for row in own),
+            trained_tokens=sum(row.trained_tokens or 0 for row in own),
+            turns=[turn for row in own for turn in row.turns],
+            calls=[call for row in own for call in row.calls],
+            rows=len(own),
+        )
+        for own in sessions.values()
+    ]
 
 
 def groups_of(trajectories: Iterable[TrajectoryRecord]) -> dict[str, list[TrajectoryRecord]]:
@@ -112,48 +113,44 @@ def _of_trajectories(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
     reasons = Counter(t.stop_reason for t in own)
     raised = sum(t.loop_error is not None for t in own)
     lost_to = Counter(t.fault_tool for t in own if t.is_lost)
-    return (
-        _of_verdicts([t for t in own if t.is_judged])
-        | _of_prefixes(own)
-        | _of_forms(own)
-        | {
-            "trajectories": float(len(own)),
-            "rows/mean": _mean(t.rows or 1 for t in own),
-            "turns/mean": _mean(len(t.turns) for t in own),
-            "generate_s/mean": _mean(sum(x.generate_s for x in t.turns) for t in own),
-            "tools_s/mean": _mean(sum(x.tools_s for x in t.turns) for t in own),
-            "prompt_length/mean": _mean(t.prompt_tokens or 0 for t in own),
-            "response_length/mean": tokens / len(own),
-            "response_length/max": float(max(t.response_tokens or 0 for t in own)),
-            "masked_fraction": 1 - sum(t.trained_tokens or 0 for t in own) / max(1, tokens),
-            "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
-            "loop_error_rate": raised / len(own),
-            "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
-            "truncated_rate": sum(reasons[reason] for reason in TRUNCATED) / len(own),
-            **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
-        }
-    )
-
-
-def _of_prefixes(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
-    """How much of the prompts of an agent's requests earlier requests of its session had."""
-    read = [turn for t in own for turn in t.turns if turn.read_tokens]
-    reused = sum(turn.reused_tokens or 0 for turn in read)
-    return {"prefix_reused": reused / sum(turn.read_tokens or 0 for turn in read)} if read else {}
-
-
-def _of_forms(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
-    """How often the model missed the form that an agent's request demanded."""
-    misfits = [turn.misfit for t in own for turn in t.turns if turn.misfit is not None]
-    return {"misfit_rate": _mean(bool(misfit) for misfit in misfits)} if misfits else {}
+    turns = [turn for t in own for turn in t.turns]
+    metrics = _of_verdicts([t for t in own if t.is_judged])
+    if read := [turn for turn in turns if turn.read_tokens]:
+        # how much of the prompts of an agent's requests earlier requests of its session had
+        reused = sum(turn.reused_tokens or 0 for turn in read)
+        metrics["prefix_reused"] = reused / sum(turn.read_tokens or 0 for turn in read)
+    if misfits := [turn.misfit for turn in turns if turn.misfit is not None]:
+        # how often the model missed the form that an agent's request demanded
+        metrics["misfit_rate"] = _mean(bool(misfit) for misfit in misfits)
+    return metrics | {
+        "trajectories": float(len(own)),
+        "rows/mean": _mean(t.rows or 1 for t in own),
+        "turns/mean": _mean(len(t.turns) for t in own),
+        "generate_s/mean": _mean(sum(x.generate_s for x in t.turns) for t in own),
+        "tools_s/mean": _mean(sum(x.tools_s for x in t.turns) for t in own),
+        "prompt_length/mean": _mean(t.prompt_tokens or 0 for t in own),
+        "response_length/mean": tokens / len(own),
+        "response_length/max": float(max(t.response_tokens or 0 for t in own)),
+        "masked_fraction": 1 - sum(t.trained_tokens or 0 for t in own) / max(1, tokens),
+        "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
+        "loop_error_rate": raised / len(own),
+        "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
+        "truncated_rate": sum(reasons[reason] for reason in TRUNCATED) / len(own),
+        **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
+    }
 
 
 def _of_verdicts(judged: Sequence[TrajectoryRecord]) -> dict[str, float]:
     if not judged:
         return {}
+    parts: dict[str, list[float]] = defaultdict(list)  # of the reward
+    for trajectory in judged:
+        for name, value in trajectory.reward_parts.items():
+            if name not in ("infra_error", "loop_error"):  # these are no parts of a reward
+                parts[name].append(value)
     return _of_rewards([t.reward for t in judged]) | {
         "pass_rate": _mean(t.acc >= 1 for t in judged),
-        **{f"reward_parts/{name}": mean for name, mean in _of_parts(judged).items()},
+        **{f"reward_parts/{name}": _mean(values) for name, values in sorted(parts.items())},
     }
 
 
@@ -164,16 +161,6 @@ def _of_rewards(rewards: Sequence[float]) -> dict[str, float]:
         "reward/min": float(min(rewards)),
         "reward/max": float(max(rewards)),
     }
-
-
-def _of_parts(judged: Sequence[TrajectoryRecord]) -> dict[str, float]:
-    """Part of the reward -> its mean over the trajectories that have it."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    for trajectory in judged:
-        for name, value in trajectory.reward_parts.items():
-            if name not in ("infra_error", "loop_error"):  # these are no parts of a reward
-                parts[name].append(value)
-    return {name: _mean(values) for name, values in sorted(parts.items())}
 
 
 def _of_calls(own: Sequence[TrajectoryRecord]) -> dict[str, float]:

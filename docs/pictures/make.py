@@ -7,8 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from agent_loop.records.run_folder import read_lines
 from tests.browser import open_page, viewing
+from tests.json_lines import read_lines
 
 HERE = Path(__file__).parent
 SIZE = (1280, 640)

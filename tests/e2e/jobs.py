@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_loop.records.run_folder import read_lines
 from samplers.ledger import Decision, read_ledger
+from tests.json_lines import read_lines
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]

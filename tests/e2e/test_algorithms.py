@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
+from tests.json_lines import read_lines
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from agent_loop.records.mask_audit import audit_masks
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 from tests.e2e.test_training import SEPARATE
 from tests.fakes.chaos_proxy import ChaosProxy
+from tests.json_lines import read_lines
 
 pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agent_loop.records.evaluation_records import read_records
-from agent_loop.records.run_folder import read_lines
 from agent_loop.records.statistics import results_of
 from tests.e2e.jobs import Job, finish, job_of, start
+from tests.json_lines import read_lines
 from verl_mixed.launch import processes
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config

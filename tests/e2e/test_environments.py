@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from agent_loop.records.mask_audit import audit_masks
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import ROOT, Job, job_of
 from tests.e2e.test_training import finish_over_kills
 from tests.fakes.pinned_environment import cache_of, python_beside, python_with
+from tests.json_lines import read_lines
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder

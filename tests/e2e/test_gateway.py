@@ -8,11 +8,11 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_loop.records.run_folder import read_lines
 from config.gateway import GATEWAY_LOOP
 from tests.e2e.jobs import QUOTAS, ROOT, Job, finish, job_of, start
 from tests.e2e.test_training import finish_over_kills
 from tests.fakes.pinned_environment import cache_of, python_with
+from tests.json_lines import read_lines
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import QUOTAS, finish, job_of, start
 from tests.e2e.test_training import SEPARATE
+from tests.json_lines import read_lines
 
 pytestmark = [
     pytest.mark.ray,

@@ -10,8 +10,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import Job, finish, job_of, start
+from tests.json_lines import read_lines
 from verl_mixed.commands.export import export
 from verl_mixed.run.state import RunFolder
 

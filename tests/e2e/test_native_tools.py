@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from agent_loop.records.mask_audit import audit_masks
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
+from tests.json_lines import read_lines
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.jobs import finish, start
 from tests.fakes.pinned_environment import ROOT, cache_of, python_beside
+from tests.json_lines import read_lines
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.reasoning, pytest.mark.slow, pytest.mark.timeout(1500)]

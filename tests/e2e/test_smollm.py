@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from agent_loop.records.mask_audit import audit_masks
-from agent_loop.records.run_folder import read_lines
 from agent_loop.turns.tags import Tags, cut_at_end
 from config.schema import ToolConfig
 from tests.e2e.jobs import ROOT, finish, start
+from tests.json_lines import read_lines
 from tests.ports import free_ports
 from verl_mixed.demo.pretrained import SMOLLM_FOLDER, PretrainedError, prepare_smollm
 

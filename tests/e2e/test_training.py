@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from agent_loop.records.mask_audit import audit_masks
-from agent_loop.records.run_folder import read_lines
 from agent_loop.records.trajectory_record import TRUNCATED
 from tests.browser import open_page, viewing
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
+from tests.json_lines import read_lines
 from verl_mixed.run.audit import plan_of
 from verl_mixed.run.compose import load_config
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.records.run_folder import read_lines
 from tests.e2e.conftest import demo  # noqa: F401 # a fixture
 from tests.e2e.jobs import finish, start
 from tests.guides.commands import QUICK_START
+from tests.json_lines import read_lines
 from tests.ports import free_ports
 
 QUESTIONS = [

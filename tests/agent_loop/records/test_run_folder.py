@@ -8,11 +8,11 @@ import pytest
 from agent_loop.records.run_folder import (
     MetricsFile,
     numbers_of,
-    read_lines,
     read_metrics,
     whole_checkpoint,
     write_text,
 )
+from tests.json_lines import read_lines
 
 
 def test_a_line_torn_by_a_kill_is_dropped_on_rewind(tmp_path):

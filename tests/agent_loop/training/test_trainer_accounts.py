@@ -21,7 +21,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from agent_loop.records.evaluation_records import RECORD, line_of, read_records
-from agent_loop.records.run_folder import LOCK_FILE, read_lines
+from agent_loop.records.run_folder import LOCK_FILE
 from agent_loop.records.token_metrics import TokenSums
 from agent_loop.records.trajectory_record import StopReason, TrajectoryRecord, Turn
 from agent_loop.training import accounts, optimizer_steps
@@ -39,6 +39,7 @@ from samplers.ledger import LedgerEntry
 from samplers.uid import make_uid, prompt_of
 from tests.fakes.engine import whole_of
 from tests.fakes.records import record
+from tests.json_lines import read_lines
 
 UPDATES, GROUPS = 2, 4
 

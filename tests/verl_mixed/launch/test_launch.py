@@ -18,8 +18,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from agent_loop.records.run_folder import read_lines, write_lines
+from agent_loop.records.run_folder import write_lines
 from config.lookup import at
+from tests.json_lines import read_lines
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.cli import main
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE

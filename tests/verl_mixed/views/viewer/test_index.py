@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.records.mask_audit import audit_masks
-from agent_loop.records.run_folder import read_lines
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Call
 from samplers.uid import session_of
 from tests.fakes.real_tokenizers import real_tokenizer
+from tests.json_lines import read_lines
 from tests.verl_mixed.views.viewer.episodes import (
     COMPACTED,
     SPOKEN,

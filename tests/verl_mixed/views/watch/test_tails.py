@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.records.run_folder import MetricsFile, read_lines, write_lines
+from agent_loop.records.run_folder import MetricsFile, write_lines
 from agent_loop.watchdog import Watchdog
+from tests.json_lines import read_lines
 from tests.verl_mixed.run_files import add_line, metrics_line
 from verl_mixed.views.watch.board import board_of
 from verl_mixed.views.watch.tails import WHOLE_LINES, FileTail, LogTail, MetricsTail
