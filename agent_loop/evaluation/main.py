@@ -9,10 +9,11 @@ to `records.jsonl`, so that an evaluation that was killed goes on.
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -154,11 +155,17 @@ def _run(
             for _ in range(config.actor_rollout_ref.rollout.agent.num_workers)
         ]
         _say("engine and workers are starting")
-        progress = _Progress(total, total - len(pending))
+        made, began_s, said_s = list[Record](), 0.0, 0.0
         for done in _answers(workers, pending, job.step, at_once):
             file.append(done)
-            progress.add(done)
-        progress.end()
+            made += done
+            now = time.monotonic()
+            if not began_s:  # the start is over with the first answer
+                began_s = said_s = now
+            if now - said_s >= LINE_S or len(made) == len(pending):
+                said_s = now
+                left_s = (now - began_s) * (len(pending) - len(made)) / len(made)
+                _say(f"{total - len(pending) + len(made)} of {total} {_means(made, left_s)}")
     finally:
         ray.shutdown()
 
@@ -198,37 +205,15 @@ def _answers(
         yield ray.get(ended)
 
 
-class _Progress:
-    """Prints a line of progress now and then."""
-
-    def __init__(self, total: int, done: int) -> None:
-        self._total, self._done = total, done
-        self._began_s, self._at_first = time.monotonic(), done
-        self._next_s = self._began_s
-        self._rewards: dict[str, list[float]] = {}
-        self._lost = 0
-
-    def add(self, records: Sequence[Record]) -> None:
-        self._done += len(records)
-        for record in records:
-            self._lost += record.lost
-            if not record.lost:
-                self._rewards.setdefault(record.source, []).append(record.reward)
-        now = time.monotonic()
-        if self._done - len(records) == self._at_first:  # the start is over
-            self._began_s, self._next_s = now, now + LINE_S
-        elif now >= self._next_s:
-            self._next_s = now + LINE_S
-            self.end()
-
-    def end(self) -> None:
-        elapsed_s = time.monotonic() - self._began_s
-        left_s = elapsed_s * (self._total - self._done) / max(1, self._done - self._at_first)
-        means = ", ".join(
-            f"{source} {sum(own) / len(own):.2f}" for source, own in sorted(self._rewards.items())
-        )
-        lost = f", {self._lost} lost" if self._lost else ""
-        _say(f"{self._done} of {self._total} trajectories{lost}, left {left_s:.0f}s: {means}")
+def _means(made: Sequence[Record], left_s: float) -> str:
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for record in made:
+        if not record.lost:
+            rewards[record.source].append(record.reward)
+    means = ", ".join(f"{source} {fmean(own):.2f}" for source, own in sorted(rewards.items()))
+    number = sum(record.lost for record in made)
+    lost = f", {number} lost" if number else ""
+    return f"trajectories{lost}, left {left_s:.0f}s: {means}"
 
 
 def _say(text: str) -> None:

@@ -4,7 +4,6 @@ A prompt's samples are one observation: their mean. A lost trajectory does not c
 take the same number of samples of a prompt (`paired_means`), because the sign-flip test needs it.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -13,7 +12,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.statistics import LEVEL, Interval, by_prompt, student_quantile
+from agent_loop.records.statistics import LEVEL, Interval, student_quantile
 
 EXACT_FLIPS = 14
 """Up to this number of changed prompts, all sign patterns are enumerated."""
@@ -157,29 +156,22 @@ def paired_means(
     found: dict[str, PairedMeans] = {}
     for source in sorted(before.keys() & after.keys()):
         ours, theirs = before[source], after[source]
-        counts = {
-            row: min(len(ours[row]), len(theirs[row]))
-            for row in sorted(ours.keys() & theirs.keys())
-        }
+        rows = sorted(ours.keys() & theirs.keys())
+        counts = {row: min(len(ours[row]), len(theirs[row])) for row in rows}
         if counts:
             found[source] = PairedMeans(
                 first={row: fmean(ours[row][:count]) for row, count in counts.items()},
                 last={row: fmean(theirs[row][:count]) for row, count in counts.items()},
-                left_out=sum(abs(len(ours[row]) - len(theirs[row])) for row in counts),
+                left_out=sum(abs(len(ours[row]) - len(theirs[row])) for row in rows),
             )
     return found
 
 
 def _judged(records: Iterable[Record], measure: str) -> dict[str, dict[str, list[float]]]:
     """Source -> row_id -> values of its judged samples, in order of their numbers."""
-    by_source: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in sorted(records, key=lambda record: record.key):
-        if not record.lost:
-            by_source[record.source].append(record)
-    return {
-        source: {
-            row: [each.reward if measure == "reward" else float(each.is_solved) for each in group]
-            for row, group in by_prompt(own).items()
-        }
-        for source, own in by_source.items()
-    }
+    found: dict[str, dict[str, list[float]]] = {}
+    for each in sorted(records, key=lambda record: record.key):
+        if not each.lost:
+            value = each.reward if measure == "reward" else float(each.is_solved)
+            found.setdefault(each.source, {}).setdefault(each.row_id, []).append(value)
+    return found

@@ -94,15 +94,16 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
 def results_of(records: Iterable[Record], ks: Sequence[int] = (1,)) -> dict[str, SourceResult]:
     """Source -> its results, in order of names. The order of the records does not matter."""
     by_source: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in records:
+    for record in sorted(records, key=lambda each: each.key):  # sums of floats depend on the order
         by_source[record.source].append(record)
-    return {source: _of_source(source, own, ks) for source, own in sorted(by_source.items())}
+    return {source: _of_source(source, own, ks) for source, own in by_source.items()}
 
 
-def _of_source(source: str, records: Sequence[Record], ks: Sequence[int]) -> SourceResult:
-    own = sorted(records, key=lambda record: record.key)  # sums of floats depend on the order
+def _of_source(source: str, own: Sequence[Record], ks: Sequence[int]) -> SourceResult:
     judged = [record for record in own if not record.lost]
-    prompts = by_prompt(judged)
+    prompts: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in judged:
+        prompts[record.row_id].append(record)
     solved = {row: [float(each.is_solved) for each in group] for row, group in prompts.items()}
     pass_at: dict[int, Estimate] = {}
     for k in ks:
@@ -121,25 +122,17 @@ def _of_source(source: str, records: Sequence[Record], ks: Sequence[int]) -> Sou
         lost=len(own) - len(judged),
         reward=estimate({row: [each.reward for each in group] for row, group in prompts.items()}),
         pass_at=pass_at,
-        sampled_tokens=_mean([each.sampled_tokens for each in judged]),
-        response_tokens=_mean([each.response_tokens for each in judged]),
-        turns=_mean([each.turns for each in judged]),
-        tool_calls=_mean([each.tool_calls for each in judged]),
+        sampled_tokens=_mean(each.sampled_tokens for each in judged),
+        response_tokens=_mean(each.response_tokens for each in judged),
+        turns=_mean(each.turns for each in judged),
+        tool_calls=_mean(each.tool_calls for each in judged),
         total_sampled_tokens=sum(each.sampled_tokens for each in own),
         total_tool_calls=sum(each.tool_calls for each in own),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
-
-
-def by_prompt(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """row_id -> its records, of one source."""
-    groups: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record.row_id].append(record)
-    return groups
+def _mean(values: Iterable[float]) -> float:
+    return fmean(collected) if (collected := [*values]) else 0.0
 
 
 def estimate(prompts: Mapping[str, Sequence[float]], level: float = LEVEL) -> Estimate | None:
