@@ -268,6 +268,15 @@ def test_equal_mixtures_can_resume_as_one_another() -> None:
     assert describe_diff(diff)[-1].startswith("a run of one plan can resume with the other")
 
 
+def test_the_config_of_an_earlier_release_can_be_compared(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    values = config_of()
+    mixed = {**values["mixed"], "infra_error_window": 5}
+    path.write_text(json.dumps({**values, "mixed": mixed}))
+    other = other_report(path, values, batches=2)
+    assert other == make_report(values, None, batches=2, rows_unknown=other.rows_unknown)
+
+
 @pytest.mark.parametrize(
     ("other", "rows", "field"),
     [

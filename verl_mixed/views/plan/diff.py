@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.lookup import at, files_at
+from config.removed import without_removed
 from config.schema import ConfigError
 from verl_mixed.run.audit import rows_of
 from verl_mixed.run.sections import named_sources
@@ -80,7 +81,8 @@ def _read(path: Path) -> dict[str, Any]:
         OmegaConfBaseException,
     ) as error:
         raise ConfigError([f"cannot be read: {' '.join(str(error).split())}"]) from error
-    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+    named = {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+    return without_removed(named)  # it may be the config of an earlier release
 
 
 def _with_mixture(config: Mapping[str, Any], mixture: Mapping[str, Any]) -> dict[str, Any]:
