@@ -214,10 +214,10 @@ class SourceConfig(Section):
     there follows after a blank line."""
 
     prompt: _NameOrTemplate | None = None
-    """Name of one of `mixed.prompts`, or a template. `{}` is the template that leaves rows
-    unchanged. None takes `<agent>_<task>`, where `code` rewards have the task code, `math` rewards
-    maths, and `qa` and `exact_match` search; else the template with the name of the agent; else
-    `{}`."""
+    """Name of one of `mixed.prompts`, or a template with the keys of `mixed.prompts.<name>`. `{}`
+    is the template that leaves rows unchanged. None takes `<agent>_<task>`, where `code` rewards
+    have the task code, `math` rewards maths, and `qa` and `exact_match` search; else the template
+    with the name of the agent; else `{}`."""
 
     files: list[str] = []
     """Training files with rows of this source only, in addition to `data.train_files`, where rows

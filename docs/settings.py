@@ -31,6 +31,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "algorithm.state_masked_grpo": StateMaskedGRPOConfig,
     "mixed.tool_server": OwnServerSettings,
 }
+AS_ELSEWHERE = {"mixed.sources.<name>.prompt"}
+"""Keys whose parts are described at another key, which their text names."""
 REFUSED = {f"mixed.tool_server.{name}" for name in SET_BY_THE_RUN}
 SCRIPTS = ("run_mixed_training.sh", "setup_cluster.sh")
 OPENING = """\
@@ -84,6 +86,8 @@ def keys(model: type[BaseModel], path: str) -> Iterator[tuple[str, Any, str]]:
     words = docstrings(model)
     for name, field in model.model_fields.items():
         yield f"{path}.{name}", field, words.get(name, "")
+        if f"{path}.{name}" in AS_ELSEWHERE:
+            continue
         for part, below in models_in(field.annotation):
             yield from keys(part, f"{path}.{name}{below}")
 
