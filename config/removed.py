@@ -47,9 +47,16 @@ REMOVED: dict[str, str] = {
     "data.tool_config.cache.max_mb": _CACHE,
     "data.tool_config.cache.ttl_s": _CACHE,
     "data.tool_config.deterministic_code": _PROGRAMS,
+    "reward_options.aggregate": "the score is the mean of the votes; for another one write a "
+    "reward of your own, which has the tool client (docs/judges.md)",
+    "reward_options.price": "nothing but a metric read it; multiply the metrics "
+    "judge_prompt_tokens and judge_completion_tokens by the price",
+    "reward_options.score.pattern": "a verdict that the policy wrote could match it; leave it out, "
+    "or give score.schema",
 }
 """Why each key is gone; and after a semicolon, what to do. A key is a dotted path with `*` for a
-name that the user chose; `agent_loops.*.` begins the settings of an agent loop's entry."""
+name that the user chose; `agent_loops.*.` begins the settings of an agent loop's entry, and
+`reward_options.` those of a reward of ours."""
 
 
 def why_removed(key: str) -> str | None:

@@ -1,29 +1,66 @@
 """The reward `judge`: a language model grades the work by a rubric.
 
 The judge is any server with OpenAI's `POST /chat/completions`. `judge_prompt` writes the prompt, in
-which the policy's text is quoted data, and reads the verdict; `judge_http` sends the request. A
-judge that is down, refuses the request or gives no readable verdict is a fault: the trajectory is
-an `infra_error`, and never has the score 0.
+which the policy's text is quoted data. Requests go on a route of the tool client, so they pass
+limiter, slots, deadline, retries and cache. A judge that is down, refuses the request (the policy
+does not write it) or gives no readable verdict is a fault: the trajectory is an `infra_error`, and
+never has the score 0.
 """
 
 import json
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from hashlib import sha256
 from typing import Any
 
+import msgspec
+
+from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import Route, local_route
+from agent_loop.calls.servers import Server
+from agent_loop.json_schemas import CheckTooLong, broken_rule, validator_of
 from agent_loop.rewards.attempt import Attempt
-from agent_loop.rewards.judge_options import TOOL, JudgeOptions
-from agent_loop.rewards.judge_prompt import JudgePrompt, Rubric
+from agent_loop.rewards.judge_options import KEY_VARIABLE, TOOL, JudgeOptions, judge_key
+from agent_loop.rewards.judge_prompt import SYSTEM, fields_of, number_on_line, prompt_of
+from agent_loop.rewards.number import reward_number
 from config.compat import gather_all
 from config.schema import load_section
-from tool_server.wire.protocol import ToolBackend, ToolCall, ToolUnavailable
+from tool_server.wire.http import Peer, post, unreadable
+from tool_server.wire.protocol import ToolBackend, ToolCall, ToolResult, ToolUnavailable
+from tool_server.wire.responses import dumps, max_answer_bytes
 
 SAMPLED = 0.7
 """Default temperature of several votes, and the least one where an unreadable verdict is asked for
 again: at 0 the judge would write the same again."""
+
+CHECK_S = 1.0
+"""CPU seconds for the check of an answer by its schema."""
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+
+
+class _Completion(msgspec.Struct):
+    """The fields of a `ChatCompletion` that are read."""
+
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+_COMPLETION = msgspec.json.Decoder(_Completion)
 
 
 @dataclass(slots=True)
@@ -45,32 +82,38 @@ class JudgeReward:
     name: str
     options: JudgeOptions
 
-    @cached_property
-    def rubric(self) -> Rubric:
-        score = self.options.score
-        return Rubric(
-            text=self.options.rubric,
-            scale=self.options.scale,
-            pattern=score.pattern,
-            schema=score.json_schema,
-            field=score.field,
-            max_chars=self.options.max_chars,
-        )
-
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
-        sees_response = "response" in self.rubric.fields and not attempt.text.isspace()
-        if attempt.answer is None and not (sees_response and attempt.text):
-            return self._parts(attempt, [])
-        from agent_loop.rewards.judge_http import client_of  # imports aiohttp
-
-        client = client_of(tools, self)
-        prompt = self.rubric.prompt(_texts(attempt))
-        asks = client.route.max_retries + 1
-        votes = [self._vote(prompt, vote, asks, client) for vote in range(self.options.votes)]
-        return self._parts(attempt, await gather_all(votes))
+        options, votes = self.options, list[Verdict]()
+        sees_response = "response" in fields_of(options.rubric) and attempt.text.strip()
+        if attempt.answer is not None or sees_response:
+            client = self._client(tools)
+            asks = client.route.max_retries + 1
+            message, code = prompt_of(
+                options.rubric,
+                _texts(attempt),
+                options.scale,
+                field=None if options.score.json_schema is None else options.score.field,
+                max_chars=options.max_chars,
+            )
+            votes = await gather_all(
+                [self._vote(message, code, vote, asks, client) for vote in range(options.votes)]
+            )
+        scores = [vote.score for vote in votes]
+        score = statistics.fmean(scores) if scores else 0.0
+        parts = {
+            "score": score,
+            "acc": bool(votes) and score >= options.pass_at,
+            "format": attempt.answer is not None,
+            "judge_votes": len(votes),
+            "judge_disagreement": statistics.pstdev(scores) if scores else 0.0,
+            "judge_prompt_tokens": sum(vote.prompt_tokens for vote in votes),
+            "judge_completion_tokens": sum(vote.completion_tokens for vote in votes),
+            "judge_cached": sum(vote.is_cached for vote in votes) / max(1, len(votes)),
+        }
+        return {name: float(value) for name, value in parts.items()}
 
     async def _vote(
-        self, prompt: JudgePrompt, vote: int, asks: int, client: ToolBackend
+        self, message: str, code: str, vote: int, asks: int, client: ToolBackend
     ) -> Verdict:
         """One verdict. An unreadable one is asked for again, as a fresh sample.
 
@@ -79,11 +122,13 @@ class JudgeReward:
         """
         verdict, said = Verdict(), ""
         for ask in range(asks):
-            result = await client.call(self.call(prompt, vote, ask))
+            # for the cache, each vote and each further ask is a call of its own
+            payload = {"body": self._request(message, vote, ask), "vote": vote, "ask": ask}
+            result = await client.call(ToolCall(tool=TOOL, payload=payload | {"code": code}))
             if not result.cached:
                 verdict.prompt_tokens += result.body["prompt_tokens"]
                 verdict.completion_tokens += result.body["completion_tokens"]
-            if (score := self.read(result.body, prompt.code)) is not None:
+            if (score := self.read(result.body, code)) is not None:
                 verdict.score, verdict.is_cached = score, result.cached
                 return verdict
             said = f"{result.body['finish_reason']}, {result.body['text'][-200:]!r}"
@@ -95,69 +140,106 @@ class JudgeReward:
             tool=TOOL,
         )
 
-    def call(self, prompt: JudgePrompt, vote: int, ask: int) -> ToolCall:
-        """The call of a vote; each vote and each further ask is a call of its own for the cache."""
-        options = self.options
-        temperature = options.temperature
+    def _request(self, message: str, vote: int, ask: int) -> dict[str, Any]:
+        options, temperature = self.options, self.options.temperature
         if temperature is None:
             temperature = 0.0 if options.votes == 1 else SAMPLED
         body: dict[str, Any] = {
             "model": options.model,
-            "messages": prompt.messages,
+            "messages": [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": message},
+            ],
             "temperature": max(temperature, SAMPLED) if ask else temperature,
             "max_tokens": options.max_tokens,
             "seed": vote + options.votes * ask,
-            **options.body,
         }
         if (schema := options.score.json_schema) is not None:
-            body["response_format"] = {
-                "type": "json_schema",
-                "json_schema": {"name": "verdict", "schema": schema},
-            }
-        sent = {name: value for name, value in body.items() if value is not None}
-        payload = {"body": sent, "vote": vote, "ask": ask, "code": prompt.code}
-        return ToolCall(tool=TOOL, payload=payload)
+            named = {"name": "verdict", "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        body |= options.body
+        return {name: value for name, value in body.items() if value is not None}
 
     def read(self, body: Mapping[str, Any], code: str) -> float | None:
-        """The score from 0 to 1 in an answer; None if its verdict is unreadable."""
-        if body["finish_reason"] not in ("stop", ""):  # it was cut, or a filter ended it
+        """The score from 0 to 1 in an answer; None if its verdict is missing, cannot be parsed, is
+        outside the scale, or if the answer was cut or filtered."""
+        if body["finish_reason"] not in ("stop", ""):
             return None
-        return self.rubric.score(body["text"], code)
+        said = body["text"].rpartition("</think>")[2]  # of a server that does not take thoughts out
+        by_line = self.options.score.json_schema is None
+        given = number_on_line(said, code) if by_line else self._number_in_json(said)
+        low, high = self.options.scale
+        return None if given is None or not low <= given <= high else (given - low) / (high - low)
 
-    def _parts(self, attempt: Attempt, votes: Sequence[Verdict]) -> dict[str, float]:
-        options, scores = self.options, [vote.score for vote in votes]
-        score = aggregate(scores, options.aggregate) if scores else 0.0
-        prompt_tokens = sum(vote.prompt_tokens for vote in votes)
-        completion_tokens = sum(vote.completion_tokens for vote in votes)
-        parts: dict[str, float] = {
-            "score": score,
-            "acc": float(bool(votes) and score >= options.pass_at),
-            "format": float(attempt.answer is not None),
-            "judge_votes": len(votes),
-            "judge_disagreement": statistics.pstdev(scores) if scores else 0.0,
-            "judge_prompt_tokens": prompt_tokens,
-            "judge_completion_tokens": completion_tokens,
-            "judge_cached": sum(vote.is_cached for vote in votes) / max(1, len(votes)),
-        }
-        if (price := options.price) is not None:
-            usd = price.input * prompt_tokens + price.output * completion_tokens
-            parts["judge_cost"] = usd / 1e6
-        return {name: float(value) for name, value in parts.items()}
+    @cached_property
+    def _validator(self) -> Any:
+        return validator_of(self.options.score.json_schema or {})
+
+    def _number_in_json(self, said: str) -> float | None:
+        try:
+            answer = json.loads(said)
+            if broken_rule(self._validator, answer, CHECK_S) is not None:
+                return None
+            given = answer[self.options.score.field]
+        except (CheckTooLong, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+            return None
+        return None if isinstance(given, bool) else reward_number(given)  # true: not on a scale
 
     def truth_problem(self, ground_truth: Any) -> str | None:
-        if "reference" in self.rubric.fields and not reference_of(ground_truth).strip():
+        if "reference" in fields_of(self.options.rubric) and not reference_of(ground_truth).strip():
             return "ground_truth has no text for the rubric's {reference}"
         return None
 
+    def _client(self, tools: ToolBackend) -> ToolClient:
+        """The client whose calls go to the judge."""
+        assert isinstance(tools, ToolClient), "agent loops give rewards the tool client"
+        return tools.on(tools.resource(self, partial(self._route, tools)))
 
-def aggregate(scores: Sequence[float], how: str) -> float:
-    """One score of several, at least one; see `JudgeOptions.aggregate`."""
-    if how == "median":
-        return statistics.median(scores)
-    if how == "majority":
-        counts = Counter(scores)
-        return min(scores, key=lambda score: (-counts[score], score))
-    return statistics.fmean(scores)
+    def _route(self, tools: ToolClient) -> Route:
+        url = self.options.url
+        route = local_route(
+            url,
+            partial(self._post, tools),
+            key=f"judge:{sha256(url.encode()).hexdigest()[:32]}",
+            timeout_s=tools.route.timeout_s,
+            clock=tools.clock,
+            max_retries=tools.route.max_retries,
+            caches=True,
+            advice=f"is the judge up? ask {url}/models; its limits are in reward_options",
+        )
+        return tools.limits(route, self.options)
+
+    async def _post(self, tools: ToolClient, call: ToolCall, server: Server) -> ToolResult:
+        """Ask the judge once; an answer may be cached if its verdict can be read.
+
+        Raises:
+            ToolUnavailable: the judge refuses the request, or gives no answer.
+        """
+        peer = Peer(
+            name=f"judge model={self.options.model!r} at {server.url}",
+            tool=TOOL,
+            address_key="base_url",
+            remedy=f"has this server the model, and is {KEY_VARIABLE} its key?",
+            secret=judge_key(),
+            refused="correct reward_options, for example model, max_tokens, max_chars or body",
+        )
+        url, data = f"{server.url}/chat/completions", dumps(call.payload["body"])
+        raw, _ = await post(tools.session, url, data, peer, limit=max_answer_bytes(TOOL))
+        try:
+            answer = _COMPLETION.decode(raw)
+            if not answer.choices:
+                raise ValueError("the answer has no choices")
+        except (ValueError, RecursionError) as error:
+            raise unreadable(error, peer) from error
+        choice, usage = answer.choices[0], answer.usage or _Usage()
+        body = {
+            "text": choice.message.content or "",
+            "finish_reason": choice.finish_reason or "",
+            "prompt_tokens": usage.prompt_tokens or 0,
+            "completion_tokens": usage.completion_tokens or 0,
+        }
+        is_readable = self.read(body, call.payload["code"]) is not None
+        return ToolResult(body=body, tool=TOOL, cacheable=is_readable)
 
 
 def reference_of(ground_truth: Any) -> str:

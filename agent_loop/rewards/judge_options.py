@@ -1,19 +1,16 @@
 """Options of the reward `judge`, and the address and the key of the judge."""
 
 import os
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from agent_loop.json_schemas import check_schema
-from agent_loop.rewards.judge_prompt import FIELDS
+from agent_loop.rewards.judge_prompt import FIELDS, fields_of
 from config.section import Section
-from config.tool_entries import RateText
+from config.tool_entries import RateText, is_url, without_secrets
 
 URL_VARIABLE = "JUDGE_BASE_URL"
 """Environment variable with the judge's address, for sources without a `base_url`."""
@@ -25,28 +22,15 @@ TOOL = "judge"
 """Name of the judge in calls, faults and metrics."""
 
 _OWN_FIELDS = {
-    "model": "set the option model",
-    "messages": "set the option rubric",
-    "n": "set the option votes",
-    "response_format": "set the option score.schema",
-    "stream": "leave it out, because an answer is read as a whole",
-    "temperature": "set the option temperature, or write null to send none",
-    "max_tokens": "set the option max_tokens, or write null to send none",
-    "seed": "leave it out, because each vote has another seed, or write null to send none",
+    *("model", "messages", "n", "response_format", "stream"),
+    *("temperature", "max_tokens", "seed"),
 }
-"""Field of the request that `body` cannot set -> what to do instead."""
-
-_MAY_BE_NULL = ("temperature", "max_tokens", "seed")
-"""Those that `body` may leave out."""
+"""Fields of the request that `body` can only leave out."""
 
 
 class ScoreConfig(Section):
-    """How the score is found in the judge's answer: by a pattern, by a schema, or, without both, on
-    the line `Score[<code>]: N` that the judge is asked for."""
-
-    pattern: str | None = None
-    """Regular expression with one group, the number. The last match counts. The rubric must say the
-    form of the verdict. `{code}` in it stands for the code of the quotes."""
+    """How the score is found in the judge's answer: by a schema, or, without one, on the line
+    `Score[<code>]: N` that the judge is asked for."""
 
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """JSON schema of the whole answer, sent as `response_format`."""
@@ -56,19 +40,6 @@ class ScoreConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
-        if self.pattern is not None and self.json_schema is not None:
-            raise ValueError("pattern and schema: give one of them")
-        if self.pattern is not None:
-            try:
-                groups = re.compile(self.pattern.replace("{code}", "0")).groups
-            except re.error as error:
-                raise ValueError(
-                    f"pattern={self.pattern!r} is no regular expression: {error}"
-                ) from error
-            if groups != 1:
-                raise ValueError(
-                    f"pattern={self.pattern!r} has {groups} groups: give the number one"
-                )
         if self.json_schema is not None:
             check_schema(self.json_schema, "schema")
             known = self.json_schema.get("properties", {})
@@ -79,16 +50,6 @@ class ScoreConfig(Section):
                 f"field={self.field!r} is read with a schema only; give one, or leave it out"
             )
         return self
-
-
-class PriceConfig(Section):
-    """What the judge costs."""
-
-    input: float = Field(ge=0, allow_inf_nan=False)
-    """USD for a million prompt tokens."""
-
-    output: float = Field(ge=0, allow_inf_nan=False)
-    """USD for a million tokens that the judge writes."""
 
 
 class JudgeOptions(Section):
@@ -106,11 +67,7 @@ class JudgeOptions(Section):
     """Address of the server, as `https://api.openai.com/v1`. None takes JUDGE_BASE_URL."""
 
     votes: int = Field(default=1, ge=1, le=64)
-    """Verdicts for each attempt; they are asked for at the same time."""
-
-    aggregate: Literal["mean", "median", "majority"] = "mean"
-    """How the votes become the score. majority: the most frequent score; of several such scores the
-    lowest."""
+    """Verdicts for each attempt, asked for at the same time; the score is their mean."""
 
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """None: 0 for one vote, 0.7 for several. Several votes at 0 would be the same."""
@@ -133,11 +90,7 @@ class JudgeOptions(Section):
     body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, as `{chat_template_kwargs: {enable_thinking: false}}`. null
     leaves out a field, for servers that refuse it: `{temperature: null, max_tokens: null,
-    max_completion_tokens: 4096}`. Other values of `temperature`, `max_tokens` and `seed` are
-    refused."""
-
-    price: PriceConfig | None = None
-    """For the metric `judge_cost`; None: there is none."""
+    max_completion_tokens: 4096}`. Other values of a field that the judge sets are refused."""
 
     rate: RateText | None = None
     """Most requests of the run to this model, as `2/s`, `30/min` or `100/h`, in addition to the
@@ -160,8 +113,14 @@ class JudgeOptions(Section):
     @field_validator("rubric")
     @classmethod
     def _is_a_template(cls, rubric: str) -> str:
-        text = _text_of(rubric)
-        named = {*re.findall(r"\{(\w+)\}", text)}
+        text = rubric
+        if is_rubric_file(rubric):
+            try:
+                text = Path(rubric).read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                path = Path(rubric).absolute()
+                raise ValueError(f"cannot read the file {path}: {error}") from error
+        named = fields_of(text)
         known = ", ".join(f"{{{name}}}" for name in FIELDS)
         if unknown := sorted(named - {*FIELDS}):
             raise ValueError(
@@ -181,27 +140,35 @@ class JudgeOptions(Section):
                 f"scale={[low, high]}: the first number must be below the second, and both from "
                 "-1e9 to 1e9; correct them"
             )
-        field, schema = self.score.field, self.score.json_schema
-        if schema is not None and not _takes_a_number(schema["properties"][field], low, high):
-            raise ValueError(
-                f"score.schema: its {field} takes no number from {low:g} to {high:g}; correct the "
-                "schema, or scale"
-            )
         if self.votes > 1 and self.temperature == 0:
             raise ValueError(
                 f"votes={self.votes} at temperature=0 are the same vote; leave one out"
             )
-        for name, remedy in _OWN_FIELDS.items():
-            if name in self.body and not (self.body[name] is None and name in _MAY_BE_NULL):
-                raise ValueError(f"body.{name}: the judge sets this field itself; {remedy}")
-        judge_url(self.base_url, os.environ)
-        judge_key(os.environ)
+        for name in sorted(_OWN_FIELDS & self.body.keys()):
+            if self.body[name] is not None or name in ("model", "messages"):
+                raise ValueError(
+                    f"body.{name}: the judge sets this field itself; set the option for it, or "
+                    "write null to send none"
+                )
+        assert self.url
         return self
 
     @property
     def url(self) -> str:
-        """The judge's address, of `base_url` or the environment."""
-        return judge_url(self.base_url, os.environ)
+        """The judge's address without a slash at its end, of `base_url` or the environment.
+
+        Raises:
+            ValueError: there is none, or it may hold a secret, which messages and logs would show.
+        """
+        url = (self.base_url or os.environ.get(URL_VARIABLE, "")).strip().rstrip("/")
+        if not url:
+            raise ValueError(f"no judge: give base_url, or export {URL_VARIABLE}")
+        if not is_url(url) or without_secrets(url) != url:
+            raise ValueError(
+                f"base_url or {URL_VARIABLE} is no http(s) address as https://api.openai.com/v1, "
+                f"without user and query; a key belongs into {KEY_VARIABLE}"
+            )
+        return url
 
     @property
     def target(self) -> str:
@@ -209,65 +176,11 @@ class JudgeOptions(Section):
         return f"judge {self.model} {self.url}"
 
 
-def _takes_a_number(schema: Any, low: float, high: float) -> bool:
-    """Whether a schema may take a number from `low` to `high`. Only its plain keys are looked at:
-    what is behind `$ref`, `anyOf` and the like may take one."""
-    if isinstance(schema, bool):
-        return schema
-    kinds, values = schema.get("type", "number"), schema.get("enum", [schema.get("const", low)])
-    return (
-        not {"number", "integer"}.isdisjoint([kinds] if isinstance(kinds, str) else kinds)
-        and schema.get("minimum", low) <= high
-        and schema.get("maximum", high) >= low
-        and any(type(v) in (int, float) and low <= v <= high for v in values)
-    )
-
-
-def judge_url(base_url: str | None, environ: Mapping[str, str]) -> str:
-    """The judge's address without a slash at its end.
-
-    Raises:
-        ValueError: there is none, or it may hold a secret, which messages and logs would show.
-    """
-    given = (base_url or environ.get(URL_VARIABLE, "")).strip().rstrip("/")
-    if not given:
-        raise ValueError(f"no judge: give base_url, or export {URL_VARIABLE}")
-    try:
-        parts = urlsplit(given)
-        is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        is_plain &= not any((parts.username, parts.password, parts.query, parts.fragment))
-    except ValueError:  # a port that is no number
-        is_plain = False
-    if not is_plain:
-        raise ValueError(
-            f"base_url or {URL_VARIABLE} is no http(s) address as https://api.openai.com/v1, "
-            f"without user and query; a key belongs into {KEY_VARIABLE}"
-        )
-    return given
-
-
-def judge_key(environ: Mapping[str, str]) -> str:
-    """The judge's key; "" without one.
-
-    Raises:
-        ValueError: the variable holds no key.
-    """
-    key = environ.get(KEY_VARIABLE, "").strip()
-    if not key.isascii() or (key and not key.isprintable()) or " " in key:
-        raise ValueError(f"{KEY_VARIABLE} holds no key: it has a space or an unusual character")
-    return key
+def judge_key() -> str:
+    """The judge's key; "" without one."""
+    return os.environ.get(KEY_VARIABLE, "").strip()
 
 
 def is_rubric_file(rubric: str) -> bool:
     """Whether `JudgeOptions.rubric` is the path of a file."""
     return "\n" not in rubric and rubric.endswith((".txt", ".md"))
-
-
-def _text_of(rubric: str) -> str:
-    """The text of a rubric that is a path."""
-    if not is_rubric_file(rubric):
-        return rubric
-    try:
-        return Path(rubric).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read the file {Path(rubric).absolute()}: {error}") from error

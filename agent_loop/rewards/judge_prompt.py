@@ -19,17 +19,8 @@ that is filled into the rubric is quoted data:
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
-from typing import Any
 
-from jsonschema import ValidationError
-from jsonschema.validators import validator_for
-from referencing.exceptions import Unresolvable
-
-from agent_loop.json_schemas import OFFLINE
-from agent_loop.rewards.number import reward_number
 from tool_server.wire.responses import replace_surrogates
 
 FIELDS = ("question", "answer", "reference", "response")
@@ -48,29 +39,13 @@ make narrow. `<` before a space or `=` cannot be one. In brackets are `[INST]` o
 `[e~[`. The lengths are bounded, because otherwise a
 long word after `[` would take minutes."""
 
-PATTERN = (
+_VERDICT = (
     r"(?im)^[^\w\n]*score[ \t]*\[{code}\][^\w\n]*?(-?\d+(?:\.\d+)?)"
     r"(?:[ \t]*(?:/|out of)[ \t]*\d+)?[^\w\n]*$"
 )
 """The verdict's line, `Score[3f9c2a71]: 7`. Judges also write `**Score[3f9c2a71]: 7/10**`."""
 
 _CODE_LENGTH = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgePrompt:
-    """A prompt for the judge."""
-
-    user: str
-    code: str
-    """Stands on the lines around each quote and on the verdict's line."""
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        return [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": self.user},
-        ]
 
 
 def quote(name: str, text: str) -> str:
@@ -139,82 +114,34 @@ _BY_SCHEMA = """
 Grade what is quoted above by the rubric. Answer with one JSON object of the required schema, and
 nothing else. Its `{field}` is a number from {low:g} to {high:g}."""
 
-_BY_PATTERN = """
 
-Grade what is quoted above by the rubric, with a score from {low:g} to {high:g}. You may reason
-first. Then end with the verdict, in the form that the rubric asks for."""
+def fields_of(rubric: str) -> set[str]:
+    """Names in braces."""
+    return {*_FIELD.findall(rubric)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rubric:
-    """What a judge is asked, and how its verdict is read."""
+def prompt_of(
+    rubric: str,
+    texts: Mapping[str, str],
+    scale: tuple[float, float],
+    *,
+    field: str | None = None,
+    max_chars: int,
+) -> tuple[str, str]:
+    """The message to the judge, and the code that stands around quotes and on the verdict's line.
 
-    text: str
-    """With names of `FIELDS` in braces."""
+    Args:
+        texts: by the names of `FIELDS`.
+        field: of the judge's JSON with the score; None asks for the verdict's line.
+    """
+    used = {name: texts[name] for name in sorted(fields_of(rubric))}
+    code = code_of(used)
+    filled = _FIELD.sub(lambda found: block(found[1], used[found[1]], code, max_chars), rubric)
+    form = _BY_SCHEMA if field else _BY_LINE
+    return filled + form.format(code=code, field=field, low=scale[0], high=scale[1]), code
 
-    scale: tuple[float, float]
-    """The lowest and the highest score; they become 0 and 1."""
 
-    pattern: str | None = None
-    """Finds the score; None: the line that ends with the code of the quotes."""
-
-    schema: Mapping[str, Any] | None = None
-    """JSON schema of the judge's answer, instead of a pattern."""
-
-    field: str = "score"
-    """Field of that answer with the score."""
-
-    max_chars: int = 40_000
-
-    @cached_property
-    def fields(self) -> frozenset[str]:
-        """Names in braces."""
-        return frozenset(_FIELD.findall(self.text))
-
-    def prompt(self, texts: Mapping[str, str]) -> JudgePrompt:
-        """The prompt for these texts, by the names of `FIELDS`."""
-        used = {name: texts[name] for name in sorted(self.fields)}
-        code = code_of(used)
-        filled = _FIELD.sub(
-            lambda found: block(found[1], used[found[1]], code, self.max_chars), self.text
-        )
-        form = _BY_SCHEMA if self.schema else _BY_PATTERN if self.pattern else _BY_LINE
-        low, high = self.scale
-        asked = form.format(code=code, field=self.field, low=low, high=high)
-        return JudgePrompt(user=filled + asked, code=code)
-
-    def score(self, said: str, code: str) -> float | None:
-        """The score from 0 to 1 in the judge's message; None if the verdict is unreadable.
-
-        A verdict that is missing, cannot be parsed or is outside the scale is unreadable.
-        """
-        said = said.rpartition("</think>")[2]  # of a server that does not take thoughts out
-        given = self._by_schema(said) if self.schema is not None else self._by_pattern(said, code)
-        low, high = self.scale
-        return None if given is None or not low <= given <= high else (given - low) / (high - low)
-
-    def _by_pattern(self, said: str, code: str) -> float | None:
-        pattern = (self.pattern or PATTERN).replace("{code}", code)
-        found = re.findall(pattern, said)
-        try:
-            return float(found[-1]) if found else None
-        except ValueError:  # a user's pattern may find any text
-            return None
-
-    def _by_schema(self, said: str) -> float | None:
-        assert self.schema is not None
-        try:
-            answer = json.loads(said)
-            validator_for(self.schema)(self.schema, registry=OFFLINE).validate(answer)
-            given = answer[self.field]
-            return None if isinstance(given, bool) else reward_number(given)  # true: not on a scale
-        except (
-            ArithmeticError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            Unresolvable,
-            ValueError,
-            ValidationError,
-        ):
-            return None
+def number_on_line(said: str, code: str) -> float | None:
+    """The number on the last line of a judge's message that has the form of a verdict."""
+    found = re.findall(_VERDICT.format(code=code), said)
+    return float(found[-1]) if found else None

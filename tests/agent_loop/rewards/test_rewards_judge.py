@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from agent_loop.calls.client import ToolClient, store_of
 from agent_loop.calls.own_limits import limited, own_state_path
 from agent_loop.rewards import Attempt, Reward, reward_for
-from agent_loop.rewards.judge import JudgeReward, aggregate, judge_reward, reference_of
-from agent_loop.rewards.judge_prompt import FIELDS, SYSTEM, Rubric, quote
+from agent_loop.rewards.judge import JudgeReward, judge_reward, reference_of
+from agent_loop.rewards.judge_prompt import FIELDS, SYSTEM, prompt_of, quote
 from config.compat import gather_all
 from config.schema import ConfigError, MixedConfig, ToolCacheConfig, ToolConfig
 from tests.agent_loop.rewards.hostile_answers import HOSTILE
@@ -96,6 +96,11 @@ async def judged(server: ScriptedToolServer, attempt: Attempt, **options: Any) -
         return await reward_at(server.url, **options).judge(attempt, tools)
 
 
+def written(text: str) -> dict[str, Any]:
+    """A judge's answer."""
+    return {"text": text, "finish_reason": "stop"}
+
+
 def bodies(server: ScriptedToolServer) -> list[dict[str, Any]]:
     return [body for _, body in server.seen]
 
@@ -155,11 +160,10 @@ def test_lists_and_indexes_stay_readable():
     assert text in quote("answer", text)
 
 
-def skeleton(rubric: Rubric, texts: Mapping[str, str]) -> str:
+def skeleton(rubric: str, texts: Mapping[str, str]) -> str:
     """The prompt without the code and without what is quoted."""
-    prompt = rubric.prompt(texts)
-    assert [message["role"] for message in prompt.messages] == ["system", "user"]
-    lines = prompt.user.replace(prompt.code, "CODE").split("\n")
+    user, code = prompt_of(rubric, texts, (0, 10), max_chars=40_000)
+    lines = user.replace(code, "CODE").split("\n")
     return "\n".join(
         re.sub(r'": ".*"\}$', '": ...}', x) if x.startswith('{"') else x for x in lines
     )
@@ -168,27 +172,26 @@ def skeleton(rubric: Rubric, texts: Mapping[str, str]) -> str:
 @given(_TEXTS, _TEXTS)
 @example("0" * 9, "=== quote CODE ends ===")
 def test_no_text_changes_anything_outside_its_quote(answer, response):
-    rubric = Rubric(text="Judge {response} and {answer}.", scale=(0, 10))
-    assert skeleton(rubric, TEXTS | {"answer": answer, "response": response}) == skeleton(
-        rubric, TEXTS
-    )
-    prompt = rubric.prompt(TEXTS | {"answer": answer, "response": response})
-    assert prompt.code not in answer + response
-    assert prompt.user.count(prompt.code) == 5  # two quotes, and the line of the verdict
+    rubric, texts = "Judge {response} and {answer}.", {"answer": answer, "response": response}
+    assert skeleton(rubric, TEXTS | texts) == skeleton(rubric, TEXTS)
+    user, code = prompt_of(rubric, TEXTS | texts, (0, 10), max_chars=40_000)
+    assert code not in answer + response
+    assert user.count(code) == 5  # two quotes, and the line of the verdict
 
 
 @given(st.text(min_size=101, max_size=400))
 def test_the_middle_of_a_long_text_is_left_out_and_its_length_is_said(text):
-    user = Rubric(text="{answer}", scale=(0, 1), max_chars=100).prompt({"answer": text}).user
+    user, _ = prompt_of("{answer}", {"answer": text}, (0, 1), max_chars=100)
     head, tail = quoted({"messages": [{"content": user}]})
     assert (head, tail) == (text[:50], text[-50:])
     assert f": {len(text) - 100} characters are left out here ===" in user
 
 
 def test_equal_texts_have_equal_prompts_and_others_another_code():
-    rubric = Rubric(text="{answer}", scale=(0, 1))
-    one, same, other = (rubric.prompt({"answer": answer}) for answer in ("a", "a", "b"))
-    assert one == same and one.code != other.code
+    one, same, other = (
+        prompt_of("{answer}", {"answer": answer}, (0, 1), max_chars=100) for answer in "aab"
+    )
+    assert one == same and one[1] != other[1]
 
 
 # --- verdicts -------------------------------------------------------------------------------------
@@ -220,16 +223,12 @@ _SCHEMA = {
     ],
 )
 def test_a_verdict_is_read_from_the_last_line_with_the_code(said, score):
-    assert Rubric(text="", scale=(0, 10)).score(said, "c0de0123") == score
+    assert reward_at("http://j").read(written(said), "c0de0123") == score
 
 
 @pytest.mark.parametrize(
     ("form", "said", "score"),
     [
-        ({"pattern": r"mark=(\S+)"}, "mark=1 mark=3", 0.5),
-        ({"pattern": r"mark=(\S+)"}, "mark=good", None),
-        ({"pattern": r"mark=(\S+)"}, "mark=nan", None),
-        ({"pattern": r"\[{code}\] (\d)"}, "[c0de0123] 4", 0.75),
         ({"schema": _SCHEMA, "field": "mark"}, '{"mark": 5, "why": "Score: 1"}', 1.0),
         ({"schema": _SCHEMA, "field": "mark"}, '{"mark": "5"}', None),
         ({"schema": _SCHEMA, "field": "mark"}, '{"why": "5"}', None),
@@ -239,24 +238,11 @@ def test_a_verdict_is_read_from_the_last_line_with_the_code(said, score):
         ({"schema": {"properties": {"mark": {}}}, "field": "mark"}, "[1]", None),
         ({"schema": _SCHEMA, "field": "mark"}, '{"mark": 5} as you asked', None),
         ({"schema": _SCHEMA, "field": "mark"}, "[" * 100_000, None),
-        ({"schema": {"$ref": "http://127.0.0.1:9/"}, "field": "mark"}, '{"mark": 5}', None),
     ],
 )
-def test_a_pattern_or_a_schema_finds_the_score(form, said, score):
-    assert Rubric(text="", scale=(1, 5), **form).score(said, "c0de0123") == score
-
-
-@pytest.mark.parametrize(
-    ("how", "scores", "one"),
-    [
-        ("mean", [0.0, 1.0, 1.0], 2 / 3),
-        ("median", [0.0, 0.4, 1.0], 0.4),
-        ("majority", [0.2, 0.9, 0.9], 0.9),
-        ("majority", [0.9, 0.2, 0.9, 0.2, 1.0], 0.2),
-    ],
-)
-def test_votes_become_one_score(how, scores, one):
-    assert aggregate(scores, how) == pytest.approx(one)
+def test_a_schema_finds_the_score(form, said, score):
+    reward = reward_at("http://j", scale=(1, 5), score=form)
+    assert reward.read(written(said), "c0de0123") == score
 
 
 @pytest.mark.parametrize(
@@ -286,7 +272,7 @@ async def test_a_hostile_answer_gets_what_the_judge_gives(name):
     hostile = attempt_of(HOSTILE[name], text=HOSTILE[name])
     rubric = "Grade {answer}\nof {response}\nfor {question} by {reference}."
     async with running_judge([answer_as_named]) as server, client(max_retries=0) as tools:
-        harmless = reward_at(server.url, rubric=rubric).rubric.prompt(TEXTS)
+        harmless, harmless_code = prompt_of(rubric, TEXTS, (0, 10), max_chars=40_000)
         for model in GULLIBLE:
             reward = reward_at(server.url, rubric=rubric, model=model)
             if model == "only_repeats":
@@ -301,9 +287,9 @@ async def test_a_hostile_answer_gets_what_the_judge_gives(name):
         lines = user_text(body).split("\n")
         outside = [line for line in lines if not line.startswith('{"')]
         code = re.search(r"Score\[(\w+)\]: N$", user_text(body))[1]  # type: ignore[index]
-        kept = [line for line in harmless.user.split("\n") if not line.startswith('{"')]
+        kept = [line for line in harmless.split("\n") if not line.startswith('{"')]
         assert [
-            line.replace(code, harmless.code) for line in outside if "left out" not in line
+            line.replace(code, harmless_code) for line in outside if "left out" not in line
         ] == kept
         assert not re.search(
             r"<\S|\[/?INST|[\u200b-\u200f\u2028-\u202e\U000e0000-\U000e007f]", user_text(body)
@@ -344,7 +330,7 @@ async def test_without_a_key_none_is_sent(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_the_parts_of_several_votes():
-    options = {"votes": 3, "pass_at": 0.6, "price": {"input": 2.0, "output": 8.0}}
+    options = {"votes": 3, "pass_at": 0.6}
     async with running_judge(gives(4, 6, 8)) as server, client() as tools:
         reward = reward_at(server.url, **options)
         first = await reward.judge(attempt_of(), tools)
@@ -354,9 +340,8 @@ async def test_the_parts_of_several_votes():
         "score": pytest.approx(0.6), "acc": 1.0, "format": 1.0, "judge_votes": 3.0,
         "judge_disagreement": pytest.approx((0.08 / 3) ** 0.5), "judge_prompt_tokens": 300.0,
         "judge_completion_tokens": 30.0, "judge_cached": 0.0,
-        "judge_cost": pytest.approx((300 * 2 + 30 * 8) / 1e6),
     }  # fmt: skip
-    free = {"judge_prompt_tokens": 0, "judge_completion_tokens": 0, "judge_cost": 0}
+    free = {"judge_prompt_tokens": 0, "judge_completion_tokens": 0}
     assert again == first | free | {"judge_cached": 1.0}
     assert none == dict.fromkeys(first, 0.0)
     sent = bodies(server)
@@ -378,7 +363,6 @@ async def test_the_judge_is_asked_only_if_there_is_something_to_see(rubric, answ
         parts = await judged(server, attempt_of(answer, text), rubric=rubric)
     assert (parts["score"], parts["acc"]) == (float(asks), float(asks))
     assert parts["format"] == float(answer is not None) and len(server.seen) == asks
-    assert "judge_cost" not in parts
 
 
 async def test_an_unreadable_verdict_is_asked_for_again_as_another_sample_and_not_kept():
@@ -548,49 +532,31 @@ async def test_a_judge_has_limits_of_its_own_beside_the_run_s(tmp_path: Path):
         ({"base_url": "api.openai.com/v1"}, "is no http"),
         ({"base_url": "https://user:pw@host/v1"}, "a key belongs into JUDGE_API_KEY"),
         ({"base_url": "https://host/v1?key=pw"}, "a key belongs into JUDGE_API_KEY"),
-        ({"base_url": "http://host:port/v1"}, "is no http"),
         ({"votes": 0}, r"reward_options\.votes"),
         ({"votes": 3, "temperature": 0}, "votes=3 at temperature=0 are the same vote"),
         ({"scale": [10, 0]}, r"scale=\[10\.0, 0\.0\]: the first number must be below"),
         ({"scale": [0, 1e12]}, "and both from -1e9 to 1e9"),
         ({"scale": [0, float("inf")]}, "scale"),
-        ({"score": {"pattern": "("}}, "is no regular expression"),
-        ({"score": {"pattern": r"\d"}}, "has 0 groups: give the number one"),
-        (
-            {"score": {"pattern": r"(\d)", "schema": _SCHEMA}},
-            "pattern and schema: give one of them",
-        ),
         ({"score": {"schema": {"type": "x"}}}, "score: schema: no JSON schema"),
         ({"score": {"field": "mark"}}, "field='mark' is read with a schema only"),
         *(
             ({"score": {"schema": {"properties": {"score": {"$ref": ref}}}}}, "nothing is fetched")
             for ref in ("#/$defs/gone", "http://127.0.0.1:9/schema.json")
         ),
-        *(
-            (
-                {"score": {"schema": {"properties": {"score": field}}}},
-                "score.schema: its score takes no number from 0 to 10; correct the schema",
-            )
-            for field in (
-                {"type": "string"},
-                {"type": ["string", "null"]},
-                {"minimum": 11},
-                {"maximum": -1},
-                {"enum": ["good", True, 11]},
-                {"const": "good"},
-                False,
-            )
-        ),
         (
             {"score": {"schema": _SCHEMA}},
             r"field='score' is none of the schema's \['mark', 'why'\]",
         ),
-        ({"body": {"n": 3}}, r"body\.n: the judge sets this field itself; set the option votes"),
-        ({"body": {"messages": None}}, r"body\.messages: .*; set the option rubric"),
         *(
-            ({"body": {name: 1}}, rf"body\.{name}: .*, or write null to send none")
-            for name in ("temperature", "max_tokens", "seed")
+            (
+                {"body": {name: 1}},
+                rf"body\.{name}: the judge sets this field itself; set",
+            )
+            for name in ("n", "temperature", "max_tokens", "seed")
         ),
+        ({"body": {"messages": None}}, r"body\.messages: the judge sets this field itself"),
+        ({"aggregate": "median"}, "the score is the mean of the votes"),
+        ({"score": {"pattern": r"(\d)"}}, "a verdict that the policy wrote could match it"),
         ({"rate": "1000000000000/s"}, "write a number above 0 and a unit, .* below 1e9/s"),
         ({"vote": 3}, "did you mean reward_options.votes"),
     ],
@@ -600,13 +566,6 @@ def test_wrong_options_are_refused_by_name(options, words):
     with pytest.raises(ConfigError, match=words) as caught:
         reward_for("judge", given)
     assert "pw" not in str(caught.value)
-
-
-def test_a_key_that_cannot_be_one_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JUDGE_API_KEY", "two words")
-    with pytest.raises(ConfigError, match="JUDGE_API_KEY holds no key") as caught:
-        judge_reward("judge", {"rubric": RUBRIC, "model": "m", "base_url": "http://j/v1"})
-    assert "two words" not in str(caught.value)
 
 
 async def test_the_address_and_the_rubric_may_come_from_outside(

@@ -118,7 +118,7 @@ def judges(config: Mapping[str, Any]) -> list[Finding]:
 def _judge(url: str, models: set[str]) -> Finding:
     from agent_loop.rewards.judge_options import KEY_VARIABLE, judge_key
 
-    key = judge_key(os.environ)
+    key = judge_key()
     request = urllib.request.Request(
         f"{url}/models", headers={"Authorization": f"Bearer {key}"} if key else {}
     )
