@@ -10,10 +10,11 @@ calls of tools are awaited.
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, Reward
@@ -58,7 +59,7 @@ class CustomReward:
             value = self._called(given)
         else:
             loop = asyncio.get_running_loop()
-            value = await loop.run_in_executor(_threads(), self._called, given)
+            value = await loop.run_in_executor(_THREADS, self._called, given)
         if inspect.isawaitable(value):
             try:
                 value = await value
@@ -111,10 +112,32 @@ class LoopReward:
         return None  # only the loop can tell
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    """Separate threads, because functions that never return would block shared ones."""
-    return ThreadPoolExecutor(thread_name_prefix="reward")
+class _Threads(Executor):
+    """Threads of rewards alone. A function that never returns blocks no other work, and does not
+    keep the process from its end, as a thread of `ThreadPoolExecutor` would."""
+
+    def __init__(self, most: int) -> None:
+        self._left, self._calls = most, SimpleQueue[Any]()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._calls.put((future, fn, args))
+        if self._left > 0:
+            self._left -= 1
+            Thread(target=self._work, name="reward", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, function, arguments = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+
+
+_THREADS = _Threads(32)
 
 
 def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:

@@ -520,14 +520,12 @@ def test_each_agent_that_rows_name_is_tried(plans: dict[str, Plan]):
     assert {each.agent for each in examples} == {"search_agent", "native_agent"}
 
 
-def test_a_function_that_never_returns_is_not_waited_for(
-    plans: dict[str, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("verl_mixed.checks.config.reward_examples.VERDICT_S", 0.05)
+def test_a_function_that_never_returns_is_not_waited_for(plans: dict[str, Plan], tmp_path: Path):
     body = "    import threading\n    threading.Event().wait()\n"
     (tmp_path / "rewards.py").write_text(f"def hangs(**_):\n{body}")
-    examples = tried(plans, "gsm8k", f"{S}.reward='{tmp_path}/rewards.py:hangs'")
-    assert len(examples) == 1 and "no verdict within" in examples[0].skipped
+    given = [f"{S}.reward='{tmp_path}/rewards.py:hangs'", "mixed.deadlines.reward_s=0.05"]
+    examples = tried(plans, "gsm8k", *given)
+    assert len(examples) == 1 and "no verdict within mixed.deadlines" in examples[0].skipped
 
 
 # --- where it is said ----------------------------------------------------------------------------

@@ -12,11 +12,9 @@ that the agent reads will do.
 
 import asyncio
 import textwrap
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -24,7 +22,6 @@ from typing import Any, ClassVar
 
 from agent_loop.records.trajectory_record import Call
 from agent_loop.rewards import LOOPS_OWN, Reward, reward_for, runs_programs
-from agent_loop.rewards.custom import CustomReward, is_async
 from agent_loop.rewards.judging import attempt_of
 from agent_loop.rewards.terms import with_terms
 from agent_loop.row import Row
@@ -62,9 +59,6 @@ ROWS = 3
 """Rows of each source, and of each agent that its rows name."""
 
 _TURNS = TOOL_CONFIG.rpartition(".")[0]
-
-VERDICT_S = 10.0
-"""Longest time of one verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +211,8 @@ class _Group:
     has_template: bool
     """Whether `prompts=instructed` has a template that the source does not take yet."""
 
-    tools: ToolConfig
+    verdict_s: float
+    """Longest time of one verdict, as in the run: a busy machine is slow, and no answer is."""
 
     @classmethod
     def of(
@@ -259,7 +254,7 @@ class _Group:
         return cls(
             name=name,
             agent=agent,
-            reward=with_terms(_endable(reward), source.reward_terms),
+            reward=with_terms(reward, source.reward_terms),
             rows=read,
             reader=reader,
             forms=forms,
@@ -267,7 +262,7 @@ class _Group:
             calls=int(prompts.has_tools(name, agent) and turns != 1),
             has_template=(loop in ACTIONS or loop == NATIVE_LOOP)
             and not (source.prompt is None and has_one),
-            tools=tools,
+            verdict_s=at(config, "mixed.deadlines.reward_s"),
         )
 
     @property
@@ -356,12 +351,12 @@ class _Tries:
             raise ToolUnavailable(f"its agent failed: {rollout.fault}", tool=group.agent)
         attempt = attempt_of(rollout, self.row, max_response_length=1 << 30)
         try:
-            async with timeout(VERDICT_S):
+            async with timeout(group.verdict_s):
                 parts = await reward.judge(attempt, self.backend)
         except Fault:
             raise
         except TimeoutError as error:
-            words = f"no verdict within {VERDICT_S:g} s"
+            words = f"no verdict within mixed.deadlines.reward_s={group.verdict_s:g} s"
             raise ToolUnavailable(words, tool=reward.name) from error
         except Exception as error:  # a function of the user's may raise anything
             if isinstance(error.__cause__, OSError) or not group.is_theirs:
@@ -469,36 +464,6 @@ class _Tries:
             and await earns(form, reward=reward)
         ]
         return f"set {key}.reward={' or '.join(good)}" if good else ""
-
-
-def _endable(reward: Reward) -> Reward:
-    """The reward; a function that is not async runs in a daemon thread, so one that never returns
-    does not keep this program from its end."""
-    if not isinstance(reward, CustomReward) or is_async(reward.function):
-        return reward
-
-    async def in_thread(**given: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[Any] = loop.create_future()
-
-        def settle(what: Any, value: Any) -> None:
-            if not result.done():
-                what(value)
-
-        def run() -> None:
-            try:
-                done = partial(settle, result.set_result, reward.function(**given))
-            except BaseException as error:
-                done = partial(settle, result.set_exception, RuntimeError(repr(error)))
-                if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                    done = partial(settle, result.set_exception, error)
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(done)
-
-        threading.Thread(target=run, daemon=True).start()
-        return await result
-
-    return replace(reward, function=in_thread)
 
 
 class _Sandboxed:
