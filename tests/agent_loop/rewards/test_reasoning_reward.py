@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.rewards import LOOPS_OWN, Attempt, reward_for
-from agent_loop.rewards.reasoning_gym import ReasoningReward
-from agent_loop.rewards.reasoning_process import NAMES, _scorer, algebra
+from agent_loop.rewards.reasoning_gym import NAMES, ReasoningReward, _scorer, algebra
 from agent_loop.rewards.scoring import Scorer
 from config.schema import default_reward
 from samplers.rows.sources.reasoning_gym import records, to_row
