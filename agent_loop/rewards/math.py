@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.rewards.math_forms import MAX_LENGTH, compare, normalise
-from agent_loop.rewards.math_pool import are_equal
+from agent_loop.rewards.math_pool import SCORER, holds
 from tool_server.wire.protocol import ToolBackend
 
 _NO_ANSWER = " \t\n$%.\\"
@@ -17,10 +17,13 @@ async def is_equal(answer: str, target: str) -> bool | None:
     """Whether two answers are equal; None if the check took too long.
 
     An answer that is too long or cannot be parsed is wrong. See `agent_loop.rewards.math_forms` for
-    the rules and `math_pool` for the limits.
+    the rules and `scoring` for the limits.
+
+    Raises:
+        ToolTimeout, RuntimeError: as `Scorer.run`; this says nothing about the answer.
     """
     found = compare(answer, target)
-    return found if isinstance(found, bool) else await are_equal(found)
+    return found if isinstance(found, bool) else await SCORER.run(holds, found)
 
 
 _VALUES = re.compile(

@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.rewards.math_forms import INEQUALITY, Expressions, Matching, Verdict
+from agent_loop.rewards.math_forms import INEQUALITY, Matching, Verdict
 from agent_loop.rewards.scoring import Scorer
 
 
@@ -20,26 +20,11 @@ def _no_warnings() -> None:
 SCORER = Scorer("math_verify", _no_warnings)
 
 
-async def are_equal(expressions: Expressions) -> bool | None:
-    """Whether all pairs are equal and all lists match; None if the CPU time was used up.
-
-    Raises:
-        ToolTimeout: the limit of wall time was reached: the machine is overloaded, which says
-            nothing about the answer.
-        RuntimeError: the processes do not start, or end twice for reasons of their own.
-    """
-    return await SCORER.run(check, expressions)
+# --- in the processes -----------------------------------------------------------------------------
 
 
-# --- in theirs ------------------------------------------------------------------------------------
-
-
-def check(expressions: Expressions) -> bool:
-    """Run in a process of the pool: compare pairs until one differs."""
-    return _holds(expressions)
-
-
-def _holds(verdict: Verdict) -> bool:
+def holds(verdict: Verdict) -> bool:
+    """Whether all pairs are equal and all lists match; pairs are compared until one differs."""
     if isinstance(verdict, bool):
         return verdict
     return all(_is_equal(*each) if isinstance(each, tuple) else _match(each) for each in verdict)
@@ -49,7 +34,7 @@ def _match(rows: Matching) -> bool:
     """Whether the items can be paired. Any equal item will do, because equality is transitive."""
     free = list(range(len(rows)))
     for row in rows:
-        equal = next((at for at in free if _holds(row[at])), None)
+        equal = next((at for at in free if holds(row[at])), None)
         if equal is None:
             return False
         free.remove(equal)

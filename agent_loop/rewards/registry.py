@@ -7,7 +7,7 @@ Every reward returns `score`, which is trained; `acc`, which is 1 if the prompt 
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt as Attempt
@@ -22,54 +22,41 @@ from agent_loop.rewards.reasoning_gym import ReasoningReward, missing_package
 from config.schema import LOOPS_OWN, load_section
 from config.schema import default_reward as default_reward
 
-_Maker = Callable[[str, Mapping[str, Any]], Reward]
-
 
 def _code(name: str, options: Mapping[str, Any]) -> Reward:
     section = load_section(CodeOptions, dict(options), "reward_options")
     return CodeReward(name=name, options=section)
 
 
-def _plain(make: Callable[..., Reward], **settings: Any) -> _Maker:
-
-    def made(name: str, options: Mapping[str, Any]) -> Reward:
-        if options:
-            raise ValueError(
-                f"reward_options={sorted(options)} of reward={name!r}: it has no options; remove "
-                "them"
-            )
-        return make(name=name, **settings)
-
-    return made
-
-
-def _reasoning(name: str, options: Mapping[str, Any]) -> Reward:
+def _reasoning(name: str) -> Reward:
     if missing := missing_package():
         raise ValueError(f"reward={name!r}: {missing}")
-    return _plain(ReasoningReward)(name, options)
+    return ReasoningReward(name=name)
 
 
-_MAKERS: dict[str, _Maker] = {
-    LOOPS_OWN: _plain(LoopReward),
+_WITH_OPTIONS: dict[str, Callable[[str, Mapping[str, Any]], Reward]] = {
     "code": _code,
-    "qa": _plain(QAReward),
-    "qa_f1": _plain(QAReward, by_f1=True),
-    "math": _plain(MathReward),
-    "exact_match": _plain(ExactReward),
     "judge": judge_reward,
+    "code_reward": _code,  # AgentFly's name
+}
+_PLAIN: dict[str, Callable[..., Reward]] = {
+    LOOPS_OWN: LoopReward,
+    "qa": QAReward,
+    "qa_f1": partial(QAReward, by_f1=True),
+    "math": MathReward,
+    "exact_match": ExactReward,
     "reasoning_gym": _reasoning,
     # AgentFly's names
-    "code_reward": _code,
-    "qa_em_reward": _plain(QAReward),
-    "qa_f1_reward": _plain(QAReward, by_f1=True),
-    "math_reward": _plain(MathReward),
-    "math_reward_format": _plain(MathReward, format_weight=0.1),
-    "math_reward_tool": _plain(MathReward, format_weight=0.1, asks_for_call=True),
-    "math_reward_string_equal": _plain(MathReward, by_text=True),
-    "exact_match_reward": _plain(ExactReward),
+    "qa_em_reward": QAReward,
+    "qa_f1_reward": partial(QAReward, by_f1=True),
+    "math_reward": MathReward,
+    "math_reward_format": partial(MathReward, format_weight=0.1),
+    "math_reward_tool": partial(MathReward, format_weight=0.1, asks_for_call=True),
+    "math_reward_string_equal": partial(MathReward, by_text=True),
+    "exact_match_reward": ExactReward,
 }
 
-REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS.keys() - {LOOPS_OWN}))
+REWARDS: tuple[str, ...] = tuple(sorted({*_WITH_OPTIONS, *_PLAIN} - {LOOPS_OWN}))
 """Rewards that judge answers, by name; `path/to/file.py:function` names a user's own."""
 
 
@@ -83,18 +70,25 @@ def reward_for(name: str, options: Mapping[str, Any] | None = None) -> Reward:
 
 
 @lru_cache(256)
-def _reward_for(name: str, options: str) -> Reward:
+def _reward_for(name: str, options_json: str) -> Reward:
+    options = json.loads(options_json)
     if split_path(name) is not None:
-        return custom_reward(name, json.loads(options))
-    if name not in _MAKERS:
+        return custom_reward(name, options)
+    if name in _WITH_OPTIONS:
+        return _WITH_OPTIONS[name](name, options)
+    if name not in _PLAIN:
         raise ValueError(
             f"unknown reward={name!r}: choose one of {', '.join(REWARDS)}, name a function as "
             f"path/to/file.py:function, or {LOOPS_OWN} if the agent loop computes the reward; set "
             "mixed.sources.<source>.reward"
         )
-    return _MAKERS[name](name, json.loads(options))
+    if options:
+        raise ValueError(
+            f"reward_options={sorted(options)} of reward={name!r}: it has no options; remove them"
+        )
+    return _PLAIN[name](name=name)
 
 
 def runs_programs(name: str) -> bool:
     """Whether a reward makes tool calls, one for each hidden test."""
-    return _MAKERS.get(name) is _code
+    return _WITH_OPTIONS.get(name) is _code

@@ -246,7 +246,7 @@ def test_no_two_forms_raise_an_error_when_compared():
         for target in FORMS:
             found = compare(answer, target)
             if not isinstance(found, bool):
-                assert isinstance(math_pool._holds(found), bool)
+                assert isinstance(math_pool.holds(found), bool)
 
 
 @pytest.mark.parametrize(
@@ -427,13 +427,13 @@ async def test_what_takes_too_long_says_so_and_its_process_goes_on():
 @pytest.mark.slow
 async def test_what_hangs_in_c_is_killed_by_the_kernel():
     # straight to the processes: the text alone would have been refused
-    assert await math_pool.are_equal([("1", r"9^{9^{9}}")]) is None
+    assert await math_pool.SCORER.run(math_pool.holds, [("1", r"9^{9^{9}}")]) is None
     assert await is_equal(*OPEN)
 
 
 @pytest.mark.slow
 async def test_what_fills_the_memory_is_no_verdict_and_the_machine_survives():
-    assert await math_pool.are_equal([("1", r"(10^{9999999})^{999}")]) is not True
+    assert await math_pool.SCORER.run(math_pool.holds, [("1", r"(10^{9999999})^{999}")]) is not True
     assert await is_equal(*OPEN)
 
 
@@ -454,7 +454,9 @@ async def test_a_process_that_is_killed_from_outside_is_replaced():
 
 
 async def test_a_check_that_is_cancelled_ends_and_the_next_one_is_made():
-    task = asyncio.ensure_future(math_pool.are_equal([("x+1", r"(x+1)^{9999}(x+2)^{9999}")]))
+    task = asyncio.ensure_future(
+        math_pool.SCORER.run(math_pool.holds, [("x+1", r"(x+1)^{9999}(x+2)^{9999}")])
+    )
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -573,7 +575,7 @@ async def test_a_check_that_an_overloaded_machine_delays_is_no_verdict(monkeypat
     pool = SimpleNamespace(schedule=lambda *_, **__: late)
     monkeypatch.setattr(math_pool.SCORER.pool, "_started", (pool, None))
     with pytest.raises(ToolTimeout, match=r"no verdict .* within 240 s, .* overloaded"):
-        await math_pool.are_equal([("x", "y")])
+        await math_pool.SCORER.run(math_pool.holds, [("x", "y")])
 
 
 # --- answers in messages -------------------------------------------------------------------------
