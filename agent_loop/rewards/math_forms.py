@@ -237,8 +237,6 @@ def compare(answer: str, target: str) -> Verdict:
     if len(answer) > MAX_LENGTH:  # before any pattern is tried on it
         return False
     whole = clean(answer)
-    if not whole:
-        return False
     (ours, our_unit), (theirs, their_unit) = _without_unit(whole), _without_unit(clean(target))
     if our_unit and their_unit and our_unit != their_unit:
         return False
@@ -272,9 +270,9 @@ def _plain(text: str) -> Fraction:
     factor, has_power, exponent = text.partition("10^")
     if not has_power:
         return Fraction(text)
-    sign = factor[:1] if factor[:1] in ("+", "-") else ""
-    digits = re.sub(rf"^[+-]|{_TIMES}$", "", factor) or "1"
-    return Fraction(sign + digits) * Fraction(10) ** int(exponent.strip("{}"))
+    factor = re.sub(rf"{_TIMES}$", "", factor)
+    value = Fraction(factor if factor.strip("+-") else f"{factor}1")
+    return value * Fraction(10) ** int(exponent.strip("{}"))
 
 
 def is_unfinished(answer: str, target: str) -> bool:

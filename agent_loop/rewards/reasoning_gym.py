@@ -56,19 +56,6 @@ NAMES = frozenset(
 """Names of several letters that algebra may have; those of one letter are variables, E and I."""
 
 
-def missing_package() -> str | None:
-    """Why the reward cannot judge at all; None if the package is there."""
-    # not in the processes, where it would take longer than all else of ours
-    from samplers.rows.made_records import installed_version
-    from samplers.rows.sources.reasoning_gym import KIND
-
-    try:
-        installed_version(KIND)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningReward:
     """The score of the task's own scorer, often with a part of a point for a form or a near miss.

@@ -18,9 +18,11 @@ from agent_loop.rewards.exact import ExactReward
 from agent_loop.rewards.judge import judge_reward
 from agent_loop.rewards.math import MathReward
 from agent_loop.rewards.qa import QAReward
-from agent_loop.rewards.reasoning_gym import ReasoningReward, missing_package
+from agent_loop.rewards.reasoning_gym import ReasoningReward
 from config.schema import LOOPS_OWN, load_section
 from config.schema import default_reward as default_reward
+from samplers.rows.made_records import installed_version
+from samplers.rows.sources.reasoning_gym import KIND
 
 
 def _code(name: str, options: Mapping[str, Any]) -> Reward:
@@ -29,8 +31,10 @@ def _code(name: str, options: Mapping[str, Any]) -> Reward:
 
 
 def _reasoning(name: str) -> Reward:
-    if missing := missing_package():
-        raise ValueError(f"reward={name!r}: {missing}")
+    try:
+        installed_version(KIND)
+    except ValueError as error:
+        raise ValueError(f"reward={name!r}: {error}") from error
     return ReasoningReward(name=name)
 
 

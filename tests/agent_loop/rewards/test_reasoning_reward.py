@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent_loop.rewards import LOOPS_OWN, Attempt, reward_for
 from agent_loop.rewards.reasoning_gym import NAMES, ReasoningReward, _scorer, algebra
+from agent_loop.rewards.registry import _reward_for
 from agent_loop.rewards.scoring import Scorer
 from config.schema import default_reward
 from samplers.rows.sources.reasoning_gym import records, to_row
@@ -28,13 +29,16 @@ def test_the_kind_decides_the_default_reward_and_then_the_source() -> None:
 
 
 def test_a_missing_package_is_told_when_the_reward_is_made(monkeypatch) -> None:
-    monkeypatch.setattr("agent_loop.rewards.registry.missing_package", lambda: "install it")
+    def missing(kind: str) -> str:
+        raise ValueError("install it")
+
+    monkeypatch.setattr("agent_loop.rewards.registry.installed_version", missing)
+    _reward_for.cache_clear()
     with pytest.raises(ValueError, match="reward='reasoning_gym': install it"):
-        reward_for("reasoning_gym", {"a": "missing"})
+        reward_for("reasoning_gym")
 
 
-def test_it_has_no_options(monkeypatch) -> None:
-    monkeypatch.setattr("agent_loop.rewards.registry.missing_package", lambda: None)
+def test_it_has_no_options() -> None:
     with pytest.raises(ValueError, match="it has no options"):
         reward_for("reasoning_gym", {"strict": True})
 

@@ -442,17 +442,6 @@ def workers() -> list[psutil.Process]:
     return [each for each in alive if "spawn_main" in " ".join(each.cmdline())]
 
 
-@pytest.mark.slow
-async def test_a_process_that_is_killed_from_outside_is_replaced():
-    assert await is_equal(*OPEN)
-    killed = workers()
-    assert len(killed) == PROCESSES
-    for process in killed:
-        process.kill()
-    assert await all_of(OPEN, OPEN, OPEN) == [True] * 3
-    assert not {each.pid for each in killed} & {each.pid for each in workers()}
-
-
 async def test_a_check_that_is_cancelled_ends_and_the_next_one_is_made():
     task = asyncio.ensure_future(
         math_pool.SCORER.run(math_pool.holds, [("x+1", r"(x+1)^{9999}(x+2)^{9999}")])

@@ -427,7 +427,7 @@ class _Tries:
         return replace(example, problem=f"{words}; {remedy}", is_doubt=is_doubt)
 
     async def _remedy(self, right: str, others: Sequence[str], form: Form) -> str:
-        """Tools, a prompt or a reward by which the right answer earns everything; empty if none."""
+        """Tools or a prompt by which the right answer earns everything; empty if there are none."""
         group, key = self.group, f"mixed.sources.{self.group.name}"
 
         async def earns(form: Form, **changed: Any) -> bool:
@@ -456,14 +456,7 @@ class _Tries:
             learnt = f"('{key}.prompt={{}}' if the model has learnt its form from examples)"
             asks = f"ask for the answer {each.words}, as {key}.system_prompt={each.asks!r}"
             return f"{asks}{instructed} {learnt}"
-        good = [
-            name
-            for name in ("math", "qa", "exact_match")
-            if not group.is_theirs
-            and (reward := reward_for(name)).truth_problem(self.row.ground_truth) is None
-            and await earns(form, reward=reward)
-        ]
-        return f"set {key}.reward={' or '.join(good)}" if good else ""
+        return ""
 
 
 class _Sandboxed:
