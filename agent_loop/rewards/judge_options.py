@@ -1,6 +1,7 @@
 """Options of the reward `judge`, and the address and the key of the judge."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ class JudgeOptions(Section):
                     f"body.{name}: the judge sets this field itself; set the option for it, or "
                     "write null to send none"
                 )
-        assert self.url
+        _ = self.url, judge_key()  # they raise
         return self
 
     @property
@@ -177,8 +178,15 @@ class JudgeOptions(Section):
 
 
 def judge_key() -> str:
-    """The judge's key; "" without one."""
-    return os.environ.get(KEY_VARIABLE, "").strip()
+    """The judge's key; "" without one.
+
+    Raises:
+        ValueError: the variable holds no key; an HTTP client would show it in its error.
+    """
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not re.fullmatch("[!-~]*", key):
+        raise ValueError(f"{KEY_VARIABLE} holds no key: it has a space or an unusual character")
+    return key
 
 
 def is_rubric_file(rubric: str) -> bool:

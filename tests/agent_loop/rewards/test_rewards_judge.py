@@ -568,6 +568,16 @@ def test_wrong_options_are_refused_by_name(options, words):
     assert "pw" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["two words", "two\nlines", "sk-\u2026"])
+def test_a_key_that_cannot_be_one_is_refused_and_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("JUDGE_API_KEY", key)
+    with pytest.raises(ConfigError, match="JUDGE_API_KEY holds no key") as caught:
+        judge_reward("judge", {"rubric": RUBRIC, "model": "m", "base_url": "http://j/v1"})
+    assert key not in str(caught.value)
+
+
 async def test_the_address_and_the_rubric_may_come_from_outside(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
