@@ -16,6 +16,7 @@ _KINDS = (
 _BUILTINS: dict[str, Any] = {
     kind.__name__: kind for kind in (str, int, float, bool, list, dict, tuple, set)
 }
+_TYPING = {name: getattr(typing, name) for name in typing.__all__}
 
 
 def function_of(path: Path, name: str) -> Any:
@@ -39,40 +40,48 @@ def _made(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
     arguments = node.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if argument.annotation is not None:
-            _check(argument.annotation)
+            argument.annotation = _hint(argument.annotation)
     arguments.defaults = [_literal(default) for default in arguments.defaults]
     arguments.kw_defaults = [
         None if default is None else _literal(default) for default in arguments.kw_defaults
     ]
-    plain = ast.FunctionDef(
-        name=node.name,
-        args=arguments,
-        body=[ast.Expr(ast.Constant(ast.get_docstring(node) or "")), ast.Pass()],
-        decorator_list=[],
-        returns=None,
-    )
+    docstring = ast.Expr(ast.Constant(ast.get_docstring(node) or ""))
+    plain = ast.FunctionDef(name=node.name, args=arguments, body=[docstring], decorator_list=[])
     module = ast.fix_missing_locations(ast.Module(body=[plain], type_ignores=[]))
-    names = {name: getattr(typing, name) for name in typing.__all__}
-    scope: dict[str, Any] = {"__builtins__": _BUILTINS, **names, "typing": typing}
+    scope: dict[str, Any] = {"__builtins__": _BUILTINS, **_TYPING, "typing": typing}
     exec(compile(module, "<signature>", "exec"), scope)
     return scope[node.name]
 
 
-def _check(annotation: ast.expr) -> None:
-    """Refuse a type hint that could do more than name a type."""
-    allowed = {*_BUILTINS, *typing.__all__, "typing", "None"}
-    for part in ast.walk(annotation):
-        is_name = not isinstance(part, ast.Name) or part.id in allowed
-        is_typing = not isinstance(part, ast.Attribute) or (
-            isinstance(part.value, ast.Name)
-            and part.value.id == "typing"
-            and part.attr in typing.__all__
-        )
-        if not isinstance(part, _KINDS) or not is_name or not is_typing:
+class _WithoutTexts(ast.NodeTransformer):
+    """Puts expressions in the place of texts, because typing would evaluate these as code."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        is_text = isinstance(node.value, str)
+        return self.visit(ast.parse(node.value, mode="eval").body) if is_text else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        is_literal = ast.unparse(node.value) in ("Literal", "typing.Literal")
+        return node if is_literal else self.generic_visit(node)  # type: ignore[return-value]
+
+
+def _hint(annotation: ast.expr) -> ast.expr:
+    """The type hint without texts. One that could do more than name a type is refused."""
+    shown = ast.unparse(annotation)
+    try:
+        hint = _WithoutTexts().visit(annotation)
+    except (SyntaxError, ValueError):
+        hint = ast.Pass()
+    for part in ast.walk(hint):
+        name = part.id if isinstance(part, ast.Name) else "int"
+        if isinstance(part, ast.Attribute):
+            name = part.attr if ast.unparse(part.value) == "typing" else ""
+        if not isinstance(part, _KINDS) or name not in {*_BUILTINS, *_TYPING, "typing"}:
             raise ValueError(
-                f"the type hint {ast.unparse(annotation)!r} is not made of built-in types and "
-                "typing's, and the file is not run to read it; write another hint"
+                f"the type hint {shown!r} is not made of built-in types and typing's, and the file "
+                "is not run to read it; write another hint"
             )
+    return hint
 
 
 def _literal(default: ast.expr) -> ast.expr:

@@ -631,13 +631,26 @@ async def test_a_file_for_the_sandbox_is_read_and_not_run_here(tmp_path: Path, m
         schema = tools.toolbox.specs["half"].parameters
     assert schema["required"] == ["number"] and schema["properties"]["unit"]["enum"] == ["a", "b"]
     assert "RAN_HERE" not in os.environ
-    file.write_text(UNTRUSTED.replace("number: int", "number: os.system('true')"))
     with pytest.raises(ValueError, match="timeout=121: the sandbox ends a program after at most"):
         async with box(entry(f"{ORDERS}:look_up", where="sandbox", timeout=121)):
             pass
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "os.system('true')",
+        '"os.system()"',
+        "list['().__class__']",
+        '"Literal[1].x"',
+        "\"list['a b']\"",
+    ],
+)
+def test_a_type_hint_of_untrusted_code_that_could_run_is_refused(tmp_path: Path, hint: str):
+    """typing evaluates hints that are texts."""
+    (tmp_path / "half.py").write_text(UNTRUSTED.replace("number: int", f"number: {hint}"))
     with pytest.raises(ValueError, match="the file is not run to read it; write another hint"):
-        async with box(entry(f"{file}:half", where="sandbox")):
-            pass
+        definition_of(f"{tmp_path}/half.py", "half", is_run=False)
 
 
 async def test_a_function_that_hangs_blocks_no_other_tool(monkeypatch):
