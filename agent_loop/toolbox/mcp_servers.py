@@ -16,13 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.calls.own_limits import own_name
 from agent_loop.calls.routes import local_route
 from agent_loop.calls.servers import Server
 from agent_loop.row import Row
 from agent_loop.toolbox.functions import LocalTool
-from agent_loop.toolbox.mcp_client.connection import START_S, Connection, StartFailed
-from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
+from agent_loop.toolbox.mcp_client.connection import START_S, Connection
+from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_LOST, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
 from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
 from agent_loop.toolbox.toolbox import check_only
@@ -33,9 +32,6 @@ from tool_server.wire.responses import sendable
 
 if TYPE_CHECKING:
     import mcp_types as types
-
-MAX_UNANSWERED = 20
-"""Calls in a row without an answer, after which the server is started again."""
 
 HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
 
@@ -66,9 +62,6 @@ class McpProvider:
         self._route = client.limits(route, entry)
         self._tools: list[LocalTool] | None = None
         self._connection: Connection | None = None
-        self._unanswered = 0
-        """Calls in a row that got no answer."""
-
         self.servers: FileSlots | None = None
         """Most servers at once, of a source with a server for each trajectory."""
 
@@ -80,7 +73,7 @@ class McpProvider:
             if self.entry.per == "trajectory":
                 connection = self.connect()
                 try:
-                    await _started(connection, self.entry)
+                    await connection.started()
                 finally:
                     await connection.close()
             else:
@@ -119,7 +112,7 @@ class McpProvider:
                 tool, sendable(call.payload), allow_input_required=True
             )
         except MCPError as error:
-            if error.code in SESSION_ENDED:
+            if error.code == SESSION_LOST:
                 connection.begin_to_close()  # the next attempt opens a new one
             ending = await connection.why_closed()
             raise failure_of(error, tool, target, ending) from error
@@ -143,22 +136,11 @@ class McpProvider:
         connection = self._connection
         if connection is None or connection.is_over:
             connection = self._connection = self.connect()
-        if connection.session is None:
-            await _started(connection, self.entry)
+        await connection.started()
         return connection
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
-        if self._unanswered >= MAX_UNANSWERED and self._connection is not None:
-            self._connection.begin_to_close()
-            self._unanswered = 0
-        connection = await self._connected()
-        try:
-            result = await self.ask(connection, call)
-        except asyncio.CancelledError:  # mostly by the deadline of the call
-            self._unanswered += 1
-            raise
-        self._unanswered = 0
-        return result
+        return await self.ask(await self._connected(), call)
 
     def _tool_of(self, tool: "types.Tool", connection: Connection) -> LocalTool:
         spec = spec_of(tool)
@@ -187,7 +169,7 @@ class _TrajectoryServer:
             await self._resources.enter_async_context(provider.servers.hold_async())
         connection = self._connection = provider.connect()
         self._resources.push_async_callback(connection.close)
-        await _started(connection, provider.entry)
+        await connection.started()
         return [
             replace(tool, route=tool.route.limited(post=self._post))
             for tool in tools
@@ -211,19 +193,6 @@ class _TrajectoryServer:
         except ToolUnavailable as fault:
             fault.is_away = False  # those of the other trajectories still run
             raise
-
-
-async def _started(connection: Connection, entry: ToolEntry) -> None:
-    try:
-        await connection.started()
-    except StartFailed as error:
-        raise ToolUnavailable(
-            str(error),
-            tool=own_name(entry.target),
-            again=Again.NEVER if error.is_final else Again.UNTIL_DEADLINE,
-            executed=False,
-            is_away=not error.is_final,
-        ) from error
 
 
 def spec_of(tool: "types.Tool") -> ToolSpec:

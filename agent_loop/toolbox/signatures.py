@@ -57,8 +57,9 @@ class _WithoutTexts(ast.NodeTransformer):
     """Puts expressions in the place of texts, because typing would evaluate these as code."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        is_text = isinstance(node.value, str)
-        return self.visit(ast.parse(node.value, mode="eval").body) if is_text else node
+        if isinstance(node.value, str):
+            return self.visit(ast.parse(node.value, mode="eval").body)
+        return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         is_literal = ast.unparse(node.value) in ("Literal", "typing.Literal")
@@ -69,7 +70,7 @@ def _hint(annotation: ast.expr) -> ast.expr:
     """The type hint without texts. One that could do more than name a type is refused."""
     shown = ast.unparse(annotation)
     try:
-        hint = _WithoutTexts().visit(annotation)
+        hint: Any = _WithoutTexts().visit(annotation)
     except (SyntaxError, ValueError):
         hint = ast.Pass()
     for part in ast.walk(hint):

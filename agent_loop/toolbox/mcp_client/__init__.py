@@ -1,4 +1,4 @@
-"""Connections to MCP servers: over stdio (`process`) or streamable HTTP (`http`), by the SDK `mcp`.
+"""Connections to MCP servers: over stdio (`stdio`) or streamable HTTP (`http`), by the SDK `mcp`.
 
 The SDK takes more than a second to import, so functions import it when a server is started.
 """

@@ -3,14 +3,6 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from agent_loop.toolbox.mcp_client.messages import (
-    HTTP_FAILED,
-    HTTP_STATUS,
-    MAX_MESSAGE_BYTES,
-    NOT_SENT,
-    SESSION_LOST,
-    TOO_LARGE,
-)
 from agent_loop.toolbox.mcp_client.target import ServerTarget
 from agent_loop.toolbox.results import text_body
 from tool_server.wire.http import Peer, fault_of
@@ -21,13 +13,36 @@ if TYPE_CHECKING:
     from mcp import MCPError
     from mcp_types import CallToolResult
 
+MAX_MESSAGE_BYTES = 4 << 20
+"""Largest message of a server. A result of 1 MiB fits, with its text written twice (as text and as
+structured content) and with escapes."""
+
 MAX_ERROR = 500
 """Characters of a server's error message that are kept."""
 
 _INVALID_PARAMS = -32602
-_HEADER_MISMATCH = -32020
-SESSION_ENDED = frozenset({SESSION_LOST, _HEADER_MISMATCH})
-"""Errors after which a new session is needed. The call was not executed."""
+
+# Codes of errors that the transports make for their own calls. JSON-RPC reserves negative numbers.
+TOO_LARGE = 7001
+"""The answer has more than `MAX_MESSAGE_BYTES`."""
+
+NOT_SENT = 7003
+"""No connection to the server: it has not executed the call."""
+
+SESSION_LOST = 7004
+"""The HTTP server does not know the session any more: it has not executed the call."""
+
+HTTP_STATUS = 7005
+"""An HTTP error; `data` holds `status` and `retry_after_s`."""
+
+HTTP_FAILED = 7006
+"""The HTTP connection broke before the answer was complete."""
+
+
+def error_answer(request_id: int | None, code: int, message: str, data: Any = None) -> bytes:
+    """A JSON-RPC error in answer to a request."""
+    error = {"code": code, "message": message, "data": data}
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode()
 
 
 def body_of(result: "CallToolResult", tool: str, name: str) -> dict[str, Any]:
@@ -82,7 +97,7 @@ def failure_of(error: "MCPError", tool: str, target: ServerTarget, ending: str) 
         return _too_large(tool, name, f"{MAX_MESSAGE_BYTES >> 20} MiB ({message})")
     if "event exceeded" in message:  # the SDK has no code for it
         return _too_large(tool, name, f"{MAX_MESSAGE_BYTES >> 20} MiB")
-    if code in SESSION_ENDED:
+    if code == SESSION_LOST:
         return ToolUnavailable(message, tool=tool, again=Again.UNTIL_DEADLINE, executed=False)
     if code in (NOT_SENT, HTTP_FAILED):
         return ToolUnavailable(

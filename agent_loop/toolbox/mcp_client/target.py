@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent_loop.calls.own_limits import own_name
 from config.tool_entries import ToolEntry, is_url, without_secrets
 
 SHOWN_COMMAND = 100
@@ -21,6 +22,9 @@ class ServerTarget:
 
     name: str
     """In messages; without what may be secret in a URL."""
+
+    limits_name: str
+    """Of the entry's limits, under which a server that does not start is counted."""
 
     command: tuple[str, ...] = ()
     """Of a server over stdio."""
@@ -70,6 +74,7 @@ def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> Serv
     if is_url(text):
         return ServerTarget(
             name=f"mcp server {without_secrets(text)}",
+            limits_name=own_name(entry.target),
             url=text,
             token=environ[entry.token] if entry.token else "",
             token_variable=entry.token or "",
@@ -82,6 +87,7 @@ def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> Serv
         raise ValueError("mcp='' is no command: write a program and its arguments, or a URL")
     return ServerTarget(
         name=f"mcp server `{text[:SHOWN_COMMAND]}`",
+        limits_name=own_name(entry.target),
         command=command,
         env={name: environ[name] for name in entry.env},
         cwd=entry.cwd,

@@ -13,8 +13,9 @@ import pytest
 from agent_loop.calls.client import ToolClient
 from agent_loop.row import Row
 from agent_loop.toolbox import mcp_servers
-from agent_loop.toolbox.mcp_client import process
-from agent_loop.toolbox.mcp_client.messages import id_of_large
+from agent_loop.toolbox.mcp_client import stdio
+from agent_loop.toolbox.mcp_client.stdio import ServerProcess, id_of
+from agent_loop.toolbox.mcp_client.target import ServerTarget
 from agent_loop.toolbox.mcp_servers import McpProvider
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
@@ -176,8 +177,8 @@ async def test_resources_and_errors_have_their_meaning(tmp_path):
 async def test_requests_of_a_server_are_refused_and_it_may_ping(tmp_path):
     async with opened(tmp_path) as rig:
         text = await rig.text("ask")
-    assert "no sampling/createMessage" in text and "no elicitation/create" in text
-    assert "no roots/list" in text and text.endswith("'answered']")
+    assert text.count("Invalid request parameters") == 2  # sampling and elicitation without any
+    assert "List roots not supported" in text and text.endswith("'answered']")
 
 
 # --- floods ---------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ async def test_a_result_of_more_than_a_mebibyte_is_refused(tmp_path):
 
 
 async def test_a_line_without_end_ends_the_server(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "MAX_SKIPPED_BYTES", 32 << 20)
+    monkeypatch.setattr(stdio, "MAX_SKIPPED_BYTES", 32 << 20)
     async with opened(tmp_path) as rig:
         pid, before = int(await rig.text("pid")), resident_mb()
         with pytest.raises(
@@ -229,8 +230,8 @@ async def test_what_a_server_prints_does_no_harm_and_its_last_words_are_known(tm
     async with opened(tmp_path) as rig:
         assert await rig.text("print") == "printed"
         assert await rig.text("complain") == "complained"
-        transport = rig.provider._connection._transport  # type: ignore[union-attr]
-        assert len(transport._stderr) <= process.STDERR_BYTES  # type: ignore[union-attr]
+        server = rig.provider._connection._process  # type: ignore[union-attr]
+        assert len(server._stderr) <= stdio.STDERR_BYTES  # type: ignore[union-attr]
         with pytest.raises(ToolUnavailable) as caught:
             await rig.ask("die", x=5)
     message = str(caught.value)
@@ -239,14 +240,11 @@ async def test_what_a_server_prints_does_no_harm_and_its_last_words_are_known(tm
     assert capfd.readouterr() == ("", "")
 
 
-async def test_a_server_that_does_not_read_is_ended(tmp_path, monkeypatch):
-    async with opened(tmp_path) as rig:
-        hanging = asyncio.create_task(rig.ask("stuck"))
-        monkeypatch.setattr(process, "MAX_UNREAD_BYTES", 1 << 20)
-        with pytest.raises(ToolUnavailable, match="it left 1 MiB of its stdin unread"):
-            await rig.ask("count", x="x" * (3 << 20))
-        with pytest.raises(ToolUnavailable):
-            await hanging
+async def test_a_call_to_a_server_that_does_not_read_ends_at_its_deadline(tmp_path):
+    async with opened(tmp_path, timeout=0.5) as rig:
+        for tool, x in (("stuck", ""), ("count", "x" * (3 << 20))):
+            with pytest.raises(ToolTimeout):
+                await rig.ask(tool, x=x)
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -279,20 +277,6 @@ async def test_a_server_that_hangs_is_cut_off_at_the_deadline_and_goes_on(tmp_pa
         assert (await rig.text("seen")).split().count("notifications/cancelled") == 1
 
 
-async def test_after_calls_in_a_row_without_an_answer_the_server_is_started_again(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(mcp_servers, "MAX_UNANSWERED", 2)
-    async with opened(tmp_path) as rig:
-        hanging = [asyncio.create_task(rig.ask("hang")) for _ in range(2)]
-        pid = await rig.text("pid")  # the calls before it have been sent
-        for task in hanging:
-            task.cancel()
-        await asyncio.gather(*hanging, return_exceptions=True)
-        fresh = await rig.text("pid")
-        assert fresh != pid and await rig.text("pid") == fresh
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -306,7 +290,7 @@ async def test_after_calls_in_a_row_without_an_answer_the_server_is_started_agai
 async def test_a_server_that_does_not_start_is_named_with_its_last_words(
     command, message, monkeypatch
 ):
-    monkeypatch.setattr(process, "EXIT_S", 0.1)
+    monkeypatch.setattr(stdio, "EXIT_S", 0.1)
     with pytest.raises(ToolUnavailable) as caught:
         await listed(ToolEntry(mcp=command), 2.0 if "list" in message else 10.0)
     assert message in str(caught.value) and command[:30] in str(caught.value)
@@ -415,14 +399,16 @@ def test_the_end_of_the_loop_ends_the_server(tmp_path):
 def test_a_worker_that_is_killed_leaves_no_server(tmp_path, extra):
     program = (
         "import asyncio, sys\n"
-        "from agent_loop.toolbox.mcp_client.process import ServerProcess\n"
+        "from agent_loop.toolbox.mcp_client.stdio import ServerProcess\n"
+        "from agent_loop.toolbox.mcp_client.target import ServerTarget\n"
         "async def main():\n"
-        "    server = ServerProcess(sys.argv[1:], {'PATH': '/usr/bin:/bin'})\n"
-        "    async with server:\n"
-        "        while '--deaf' in sys.argv and 'thinking' not in server.state():\n"
-        "            await asyncio.sleep(0.01)\n"
-        "        print('up', flush=True)\n"
-        "        await asyncio.sleep(60)\n"
+        "    target = ServerTarget(name='x', limits_name='x', command=tuple(sys.argv[1:]))\n"
+        "    server = ServerProcess(target, asyncio.Event())\n"
+        "    await server.start()\n"
+        "    while '--deaf' in sys.argv and 'thinking' not in server.state():\n"
+        "        await asyncio.sleep(0.01)\n"
+        "    print('up', flush=True)\n"
+        "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     command = [sys.executable, "-c", program, *f"{LINES}{extra}".split()]
@@ -440,14 +426,22 @@ def test_a_worker_that_is_killed_leaves_no_server(tmp_path, extra):
         time.sleep(0.02)
 
 
+async def started(*command: str) -> ServerProcess:
+    server = ServerProcess(
+        ServerTarget(name="x", limits_name="x", command=command), asyncio.Event()
+    )
+    await server.start()
+    return server
+
+
 async def test_a_server_that_ignores_everything_is_killed_with_its_children(monkeypatch):
-    monkeypatch.setattr(process, "EXIT_S", 0.1)
-    monkeypatch.setattr(process, "TERM_S", 0.1)
+    monkeypatch.setattr(stdio, "EXIT_S", 0.1)
+    monkeypatch.setattr(stdio, "TERM_S", 0.1)
     script = "trap '' TERM; sleep 60 & echo $! >&2; while :; do sleep 60; done"
-    server = process.ServerProcess(["bash", "-c", script], {"PATH": os.environ["PATH"]})
-    async with server:
-        await until(lambda: "ends with" in server.state())
-        child = int(server.state().split()[-1])
+    server = await started("bash", "-c", script)
+    await until(lambda: "ends with" in server.state())
+    child = int(server.state().split()[-1])
+    await server.stop()
     await until(lambda: not runs(child))
     assert not _children()
 
@@ -457,43 +451,42 @@ async def test_the_event_loop_goes_on_until_the_kernel_has_killed_a_server(
     is_cancelled, monkeypatch
 ):
     """The guard is told to kill the server only when the event loop goes on."""
-    monkeypatch.setattr(process, "EXIT_S", 0.0)
-    monkeypatch.setattr(process, "TERM_S", 0.0)
+    monkeypatch.setattr(stdio, "EXIT_S", 0.0)
+    monkeypatch.setattr(stdio, "TERM_S", 0.0)
     asked, may_end = asyncio.Event(), asyncio.Event()
 
     killing: list[asyncio.Task[None]] = []
-    server = process.ServerProcess(["sleep", "600"], {"PATH": os.environ["PATH"]})
-    async with server:
-        end_all = server._end_all
+    server = await started("sleep", "600")
+    end_all = server._end_all
 
-        async def end_later() -> None:
-            await may_end.wait()
-            end_all()
+    async def end_later() -> None:
+        await may_end.wait()
+        end_all()
 
-        def told() -> None:
-            killing.append(asyncio.create_task(end_later()))
-            asked.set()
+    def told() -> None:
+        killing.append(asyncio.create_task(end_later()))
+        asked.set()
 
-        monkeypatch.setattr(server, "_end_all", told)
-        stopping = asyncio.create_task(server.stop())
-        await asked.wait()
-        if is_cancelled:
-            stopping.cancel()
-            await asyncio.sleep(0)
-        may_end.set()
-        await asyncio.wait([stopping, *killing])
+    monkeypatch.setattr(server, "_end_all", told)
+    stopping = asyncio.create_task(server.stop())
+    await asked.wait()
+    if is_cancelled:
+        stopping.cancel()
+        await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait([stopping, *killing])
     assert stopping.cancelled() is is_cancelled
     assert server._process is not None and server._process.returncode is not None
 
 
 def test_the_id_of_a_large_response_is_seen_at_both_ends_and_never_in_a_text():
-    assert id_of_large(b'{"jsonrpc": "2.0", "id": 7, "result": {', b"") == 7
-    assert id_of_large(b'{"id":7,"result":', b"") == 7
-    assert id_of_large(b'{"result":{}', b'"x"}]},"jsonrpc":"2.0","id":12}') == 12
-    assert id_of_large(b'{"result":{}', b'"x"}]},"id":12,"jsonrpc":"2.0"}') == 12
-    assert id_of_large(b'{"result":{}', b'\\"id\\":5}"}]}}') is None
-    assert id_of_large(b'{"result":{}', b'"structuredContent":{"a":1,"id":5}}}') is None
-    assert id_of_large(b'{"jsonrpc":"2.0","method":"notifications/x"', b'{"id":5}') is None
+    assert id_of(b'{"jsonrpc": "2.0", "id": 7, "result": {', b"") == 7
+    assert id_of(b'{"id":7,"result":', b"") == 7
+    assert id_of(b'{"result":{}', b'"x"}]},"jsonrpc":"2.0","id":12}') == 12
+    assert id_of(b'{"result":{}', b'"x"}]},"id":12,"jsonrpc":"2.0"}') == 12
+    assert id_of(b'{"result":{}', b'\\"id\\":5}"}]}}') is None
+    assert id_of(b'{"result":{}', b'"structuredContent":{"a":1,"id":5}}}') is None
+    assert id_of(b'{"jsonrpc":"2.0","method":"notifications/x"', b'"params":{"id":5}}') is None
 
 
 def test_nothing_of_mcp_is_imported_before_a_server_is_started():

@@ -1,5 +1,6 @@
 """Nothing that was started outlives a command with a guard, whoever starts it."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -8,11 +9,13 @@ import textwrap
 import uuid
 from collections.abc import Iterator
 
+import anyio
 import pytest
 
 from agent_loop.environments.serve import EnvironmentServer
 from agent_loop.processes import CallTimedOut, KillablePool
-from agent_loop.toolbox.mcp_client.process import ServerProcess
+from agent_loop.toolbox.mcp_client.stdio import ServerProcess
+from agent_loop.toolbox.mcp_client.target import ServerTarget
 from tests.agent_loop.toolbox.mcp_rig import until
 from tests.fakes.daemons import DAEMONS, processes_with
 from tool_server.isolation.guard import guarded
@@ -84,13 +87,17 @@ def test_a_command_that_cannot_be_executed_is_named():
 async def test_a_server_of_mcp_leaves_nothing(
     then: str, mark: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agent_loop.toolbox.mcp_client.process.EXIT_S", 0.1)
-    monkeypatch.setattr("agent_loop.toolbox.mcp_client.process.TERM_S", 0.1)
-    server = ServerProcess(leaving(mark, then), dict(os.environ))
-    async with server:
-        assert await server.next_answer() is None if "exit" in then else True
-        if "exit" not in then:
-            await until(lambda: len(processes_with(mark)) > 4)
+    monkeypatch.setattr("agent_loop.toolbox.mcp_client.stdio.EXIT_S", 0.1)
+    monkeypatch.setattr("agent_loop.toolbox.mcp_client.stdio.TERM_S", 0.1)
+    target = ServerTarget(name="x", limits_name="x", command=tuple(leaving(mark, then)))
+    server = ServerProcess(target, asyncio.Event())
+    await server.start()
+    if "exit" in then:
+        with pytest.raises(anyio.EndOfStream):
+            await server.receive()
+    else:
+        await until(lambda: len(processes_with(mark)) > 4)
+    await server.stop()
     assert processes_with(mark) == []
 
 

@@ -1,0 +1,236 @@
+"""An MCP server over stdio: its process, and the lines of JSON that go to it and come from it.
+
+The SDK's own transport keeps a line of any length, copies it with every chunk, and starts no guard;
+a call through it takes twice the CPU. Here a line has a bound: a longer one is skipped, and the
+call that it answers gets an error. Of stderr the last bytes are kept, for messages.
+
+The process has a guard (`isolation.guard`), which kills all that the server has started when the
+server has ended, when it is stopped, and when the worker dies in any way.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+from asyncio.streams import FlowControlMixin
+
+from anyio import BrokenResourceError, EndOfStream
+from anyio.abc import ObjectStream
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCMessage, JSONRPCNotification, jsonrpc_message_adapter
+
+from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
+from agent_loop.toolbox.mcp_client.results import MAX_MESSAGE_BYTES, TOO_LARGE, error_answer
+from agent_loop.toolbox.mcp_client.target import ServerTarget
+from tool_server.isolation.guard import guarded
+from tool_server.wire.responses import may_have_surrogates, rewritten_without_surrogates
+
+MAX_SKIPPED_BYTES = 256 << 20
+"""A line that is still longer has no end: the server is ended."""
+
+STDERR_BYTES = 4096
+"""Bytes of stderr that are kept."""
+
+SHOWN_STDERR = 600
+"""Characters of stderr in a message."""
+
+EXIT_S, TERM_S, KILL_S = 2.0, 1.0, 5.0
+"""Longest waits for the end of the process: after its stdin was closed, after SIGTERM, and after
+its guard was told to kill everything."""
+
+LAST_WORDS_S = 0.5
+"""Longest wait for the exit code of a process that closed its stdout."""
+
+_POLL_S = 0.01
+_END_BYTES = 256
+_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
+_ID = re.compile(
+    rb'\A\s*\{\s*(?:%b\s*,\s*)?"id"\s*:\s*(\d{1,15})' % _VERSION  # before the result, or after it
+    + rb'|"id"\s*:\s*(\d{1,15})\s*(?:,\s*%b\s*)?\}\s*\Z' % _VERSION
+)
+
+
+class ServerProcess(ObjectStream[SessionMessage]):
+    """The server of a target, and the stream of messages that the SDK's session reads and writes.
+
+    Args:
+        closed: set when no answers will come any more.
+    """
+
+    def __init__(self, target: ServerTarget, closed: asyncio.Event) -> None:
+        self._target, self._closed = target, closed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stdout = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
+        self._pipes: list[asyncio.BaseTransport] = []
+        self._unsent: list[bytes] = []
+        self._stderr, self._printed, self._fault = bytearray(), b"", ""
+        self._has_ended = False
+        """Whether it ended by itself."""
+
+    async def start(self) -> None:
+        """Start the process.
+
+        Raises:
+            OSError, ValueError: it cannot be started.
+        """
+        target, loop = self._target, asyncio.get_running_loop()
+        env = inherited_environment() | dict(target.env)
+        program = find_program(target.command[0], cwd=target.cwd, path=env.get("PATH"))
+        process, self._end_all = guarded(
+            [program, *target.command[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=env,
+            cwd=target.cwd,
+        )
+        self._process = process
+        stdin, protocol = await loop.connect_write_pipe(FlowControlMixin, process.stdin)
+        self._stdin = asyncio.StreamWriter(stdin, protocol, None, loop)
+        lines = asyncio.StreamReaderProtocol(self._stdout)
+        stdout, _ = await loop.connect_read_pipe(lambda: lines, process.stdout)
+        stderr, _ = await loop.connect_read_pipe(lambda: _Tail(self._stderr), process.stderr)
+        self._pipes += [stdin, stdout, stderr]
+
+    async def stop(self) -> None:
+        """End the process and its children, within a few seconds; at once if this is cancelled."""
+        self._closed.set()
+        if (process := self._process) is None:
+            return
+        try:
+            self._stdin.close()
+            if self._fault or not await _ends(process, EXIT_S):
+                if process.returncode is None:  # else the id may be that of another group
+                    os.killpg(process.pid, signal.SIGTERM)  # the guard does not heed it
+                await _ends(process, TERM_S)
+        finally:
+            self._end_all()
+            for pipe in self._pipes:
+                pipe.close()
+            await uninterrupted(_ends(process, KILL_S))  # it takes some milliseconds
+
+    async def why_closed(self) -> str:
+        """What ended the process: exit code and last words."""
+        if self._has_ended and self._process is not None:
+            await _ends(self._process, LAST_WORDS_S)
+            await asyncio.sleep(_POLL_S)  # for what it wrote last to stderr
+        return self.state()
+
+    def state(self) -> str:
+        """What is known of the process: fault or exit code, and the last lines of stderr."""
+        parts = [self._fault]
+        if self._has_ended and not self._fault and self._process is not None:
+            code = self._process.poll()
+            parts.append("it closed its stdout" if code is None else f"it exited with code {code}")
+        if self._printed:
+            parts.append(f"it printed to stdout: {self._printed.decode(errors='replace')!r}")
+        words = self._target.hidden(self._stderr.decode(errors="replace").strip())
+        if words:
+            parts.append(f"its stderr ends with: {words[-SHOWN_STDERR:]}")
+        return self._target.hidden("; ".join(filter(None, parts)))
+
+    # --- the stream -------------------------------------------------------------------------------
+
+    async def send(self, item: SessionMessage) -> None:
+        line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+        try:
+            await self._stdin.drain()
+        except OSError as error:
+            raise BrokenResourceError from error
+        if self._closed.is_set():
+            raise BrokenResourceError
+        self._unsent.append(line.encode() + b"\n")
+        if len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what was written in this pass of the event loop, because a system call for each
+        message takes a third of the CPU time of a call."""
+        self._stdin.writelines(self._unsent)
+        self._unsent.clear()
+
+    async def receive(self) -> SessionMessage:
+        """The next response or request of the server. Its notifications are dropped, because
+        nothing here reads them, and what is no message is noted."""
+        while (line := await self._line()) is not None:
+            try:
+                message = _message_of(line)
+            except (ValueError, RecursionError):
+                self._printed = self._printed or line.strip()[:_END_BYTES]
+                continue
+            if not isinstance(message, JSONRPCNotification):
+                return SessionMessage(message)
+        self._has_ended = not self._closed.is_set()
+        self._closed.set()
+        raise EndOfStream
+
+    async def _line(self) -> bytes | None:
+        """The next line; None at the end. In place of one above the bound comes an error for the
+        call that it answers, if its beginning or its end says which."""
+        head, tail, skipped = b"", b"", 0
+        while True:
+            try:
+                line = await self._stdout.readuntil()
+            except asyncio.IncompleteReadError:
+                return None
+            except asyncio.LimitOverrunError as over:
+                piece = await self._stdout.readexactly(over.consumed)
+                head, tail = head or piece[:_END_BYTES], (tail + piece)[-_END_BYTES:]
+                skipped += len(piece)
+                if skipped > MAX_SKIPPED_BYTES:
+                    self._fault = f"it wrote a line of more than {MAX_SKIPPED_BYTES >> 20} MiB"
+                    return None
+                continue
+            if not skipped:
+                return line
+            if (request_id := id_of(head, tail + line)) is not None:
+                return error_answer(request_id, TOO_LARGE, TOO_LARGE_TEXT)
+            head, tail, skipped = b"", b"", 0
+
+    async def send_eof(self) -> None:
+        """The SDK never calls this."""
+
+    async def aclose(self) -> None:
+        self._closed.set()
+
+
+TOO_LARGE_TEXT = f"the answer has more than {MAX_MESSAGE_BYTES >> 20} MiB"
+
+
+def id_of(head: bytes, tail: bytes) -> int | None:
+    """The id of a response of which only the beginning and the end were kept; servers write it
+    before the result or after it. None if it cannot be seen."""
+    found = _ID.search(head) or _ID.search(tail)
+    return int(found[1] or found[2]) if found else None
+
+
+def _message_of(line: bytes) -> JSONRPCMessage:
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        if not may_have_surrogates(line):
+            raise
+        clean = rewritten_without_surrogates(line)
+        return jsonrpc_message_adapter.validate_json(clean, by_name=False)
+
+
+async def _ends(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:
+    """Whether the process ends within this time."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + limit_s
+    while process.poll() is None and loop.time() < until:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)
+    return process.returncode is not None
+
+
+class _Tail(asyncio.Protocol):
+    """Keeps the last bytes of stderr."""
+
+    def __init__(self, kept: bytearray) -> None:
+        self._kept = kept
+
+    def data_received(self, data: bytes) -> None:
+        self._kept += data
+        del self._kept[:-STDERR_BYTES]
