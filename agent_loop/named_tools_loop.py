@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from agent_loop.calls.routes import local_route
 from agent_loop.row import Row
 from agent_loop.toolbox.entries import toolbox_of
+from agent_loop.toolbox.functions import not_posted
 from agent_loop.toolbox.own import ToolServerProvider
-from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox, TrajectoryTools
-from agent_loop.training.verl_adapters.verl_tools import VerlProvider
+from agent_loop.toolbox.spec import ToolProvider, ToolSpec
+from agent_loop.toolbox.toolbox import Toolbox, TrajectoryTools
+from agent_loop.training.verl_adapters.verl_tools import tools_of
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns.tags import Action
 from agent_loop.turns.tool_messages import Render
@@ -106,16 +108,12 @@ class NamedToolsLoop(TurnAgentLoop):
             )
         own = [name for name in names if name not in verls]
         loaded = [verls[name] for name in names if name in verls]
-        timeout_s = self.settings.tools.timeout
-        return Toolbox(
-            [
-                OpenedProvider(
-                    provider=ToolServerProvider(own, topk=self._topk, persistent=self._persistent)
-                ),
-                OpenedProvider(
-                    provider=VerlProvider(
-                        loaded, "verl's tools", lambda route: route, timeout_s, self.client.clock
-                    )
-                ),
-            ]
+        route = local_route(
+            "verl's tools",
+            not_posted,
+            key="verl's tools",
+            timeout_s=self.settings.tools.timeout,
+            clock=self.client.clock,
         )
+        server = ToolServerProvider(own, topk=self._topk, persistent=self._persistent)
+        return Toolbox([("", server), ("", ToolProvider(tools_of(loaded, "verl's tools", route)))])

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from functools import partial
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.calls.routes import Route
+from agent_loop.calls.routes import Route, local_route
 from agent_loop.toolbox.functions import (
     ClassProvider,
-    FunctionProvider,
     definition_of,
+    local_tool,
+    not_posted,
     run_in_loop,
 )
 from agent_loop.toolbox.own import ToolServerProvider
-from agent_loop.toolbox.spec import ToolProvider
-from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox
+from agent_loop.toolbox.spec import ToolProvider, chosen
+from agent_loop.toolbox.toolbox import Toolbox
 from config.tool_entries import OWN_TOOLS, ToolEntry
 
 PROCESSES = 2
@@ -37,18 +38,17 @@ def toolbox_of(
     Raises:
         ValueError: an entry is wrong.
     """
-    opened = [
-        OpenedProvider(
-            provider=client.resource(
-                f"{entry.model_dump_json()} topk={topk} persistent={persistent}",
-                partial(provider_of, entry, client, topk=topk, persistent=persistent),
-            ),
-            only=entry.only,
-            target=entry.target,
-        )
-        for entry in entries
-    ]
-    return Toolbox(opened)
+    make = partial(provider_of, client=client, topk=topk, persistent=persistent)
+    about = f"topk={topk} persistent={persistent}"
+    return Toolbox(
+        [
+            (
+                entry.target,
+                client.resource(f"{entry.model_dump_json()} {about}", partial(make, entry)),
+            )
+            for entry in entries
+        ]
+    )
 
 
 def provider_of(
@@ -64,45 +64,48 @@ def provider_of(
         ValueError: the entry is wrong: no such file, function or variable.
     """
 
-    def limit(route: Route) -> Route:
+    def route_of(name: str, key: str) -> Route:
+        route = local_route(
+            name, not_posted, key=key, timeout_s=client.route.timeout_s, clock=client.clock
+        )
         return client.limits(route, entry)
 
-    timeout_s = client.route.timeout_s
     if entry.mcp is not None:
         from agent_loop.toolbox.mcp_servers import McpProvider  # takes a second to import
 
         return McpProvider(entry, client)
     if entry.verl is not None:
-        from agent_loop.training.verl_adapters.verl_tools import VerlProvider, tools_of_file
+        from agent_loop.training.verl_adapters.verl_tools import key_of, tools_of, tools_of_file
 
-        found = tools_of_file(entry.verl)
-        return VerlProvider(found, entry.verl, limit, timeout_s, client.clock)
+        found = chosen(entry.only, {tool.name: tool for tool in tools_of_file(entry.verl)})
+        return ToolProvider(tools_of(found, entry.verl, route_of(entry.verl, key_of(entry.verl))))
     if entry.tool in OWN_TOOLS:
-        has_limits = any(
-            value is not None
-            for value in (entry.rate, entry.slots, entry.timeout, entry.retry, entry.cache)
-        )
-        route = limit(client.route) if has_limits else None
+        limits = (entry.rate, entry.slots, entry.timeout, entry.retry, entry.cache)
+        route = client.limits(client.route, entry) if any(x is not None for x in limits) else None
         return ToolServerProvider([entry.tool], topk=topk, route=route, persistent=persistent)
     file, name = entry.python_name or ("", "")
     # A file that is not trusted is read here, and run only in the sandbox.
     definition = definition_of(file, name, is_run=entry.where != "sandbox")
+    spec, place = definition.spec, definition.place
     if definition.is_class:
         if entry.where is not None or entry.cache:
             raise ValueError(
                 f"tool={entry.tool!r} is a class, which has state for each trajectory: leave "
                 "`where` and `cache` out"
             )
-        return ClassProvider(definition, limit, timeout_s, client.clock)
+        return ClassProvider(definition, route_of(place, definition.digest))
     if entry.where == "sandbox":
-        from agent_loop.toolbox.sandboxed import SandboxProvider
+        from agent_loop.toolbox.sandboxed import SandboxTool
 
-        return SandboxProvider(definition, limit, caches=bool(entry.cache), run_s=entry.timeout)
+        route = client.limits(client.route, entry)
+        caches = bool(entry.cache)
+        return ToolProvider([SandboxTool(definition, route, caches=caches, run_s=entry.timeout)])
+    run, close = partial(run_in_loop, definition.target, place), None
     if entry.where == "process":
         from agent_loop.processes import KillablePool, call_in_file
 
         pool = KillablePool(entry.slots or PROCESSES)
         run = partial(pool.run, call_in_file, str(definition.path.resolve()), name)
-        return FunctionProvider(definition, run, limit, timeout_s, client.clock, pool.close)
-    run_here = partial(run_in_loop, definition.target, definition.place)
-    return FunctionProvider(definition, run_here, limit, timeout_s, client.clock)
+        close = pool.close
+    route = route_of(place, f"python:{definition.digest}")
+    return ToolProvider([local_tool(spec, route, run, place, definition.path)], close)

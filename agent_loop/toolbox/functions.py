@@ -21,12 +21,12 @@ from threading import Semaphore, Thread
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.calls.routes import Route, local_route
+from agent_loop.calls.routes import Route
 from agent_loop.calls.servers import Server
 from agent_loop.row import Row
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
-from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from samplers.module_file import line_in, module_of, trace_of
 from tool_server.wire.protocol import (
@@ -284,125 +284,74 @@ class LocalTool:
         return observation_of(await client.on(self.route).call(call))
 
 
-class FunctionProvider:
-    """A Python function as a tool.
+def local_tool(spec: ToolSpec, route: Route, run: Run, place: str, file: Path) -> LocalTool:
+    """A tool whose function runs on this node.
 
     Args:
-        run: runs the function.
-        limit: adds the limits of the entry to its route.
-        timeout_s: deadline of a call, if the entry has none.
-        close: frees what runs the function.
+        route: with its limits; from `local_route` with `not_posted`.
+        place: of the function, in messages.
+        file: the user's file, whose line is named.
+    """
+    may_retry = route.max_retries > 0
+
+    async def post(call: ToolCall, server: Server) -> ToolResult:
+        body = await outcome_of(run, call, place, file, may_retry=may_retry)
+        return ToolResult(body=body, tool=call.tool, cacheable=True)
+
+    may_repeat = bool(route.caches) or may_retry
+    return LocalTool(spec=spec, route=route.limited(post=post), idempotent=may_repeat)
+
+
+async def not_posted(call: ToolCall, server: Server) -> ToolResult:
+    raise RuntimeError(f"tool={call.tool!r} has state: it is called in a trajectory")
+
+
+class ClassProvider(ToolProvider):
+    """A class as a tool, of which each trajectory has an instance.
+
+    Args:
+        route: see `local_tool`.
     """
 
-    def __init__(
-        self,
-        definition: Definition,
-        run: Run,
-        limit: Callable[[Route], Route],
-        timeout_s: float,
-        clock: Callable[[], float],
-        close: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._close = close
+    def __init__(self, definition: Definition, route: Route) -> None:
+        super().__init__([LocalTool(spec=definition.spec, route=route)])
+        self._definition, self._route = definition, route
 
-        async def post(call: ToolCall, server: Server) -> ToolResult:
-            body = await outcome_of(
-                run, call, definition.place, definition.path, may_retry=route.max_retries > 0
-            )
-            return ToolResult(body=body, tool=call.tool, cacheable=True)
-
-        key = f"python:{definition.digest}"
-        route = limit(
-            local_route(definition.place, post, key=key, timeout_s=timeout_s, clock=clock)
-        )
-        may_repeat = bool(route.caches) or route.max_retries > 0
-        self._tool = LocalTool(spec=definition.spec, route=route, idempotent=may_repeat)
-
-    async def tools(self) -> list[Tool]:
-        return [self._tool]
-
-    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
-        return None
-
-    async def close(self) -> None:
-        if self._close is not None:
-            await self._close()
-
-
-class ClassProvider:
-    """A class as a tool, of which each trajectory has an instance; see `FunctionProvider`."""
-
-    def __init__(
-        self,
-        definition: Definition,
-        limit: Callable[[Route], Route],
-        timeout_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self.definition = definition
-        self._base = limit(
-            local_route(
-                definition.place, _no_post, key=definition.digest, timeout_s=timeout_s, clock=clock
-            )
-        )
-        self.may_repeat = self._base.max_retries > 0
-
-    def tool_of(self, instance: Any) -> LocalTool:
-        definition = self.definition
-
-        async def run(arguments: dict[str, Any]) -> Any:
-            return await run_in_loop(instance.call, definition.place, arguments)
-
-        async def post(call: ToolCall, server: Server) -> ToolResult:
-            body = await outcome_of(
-                run, call, definition.place, definition.path, may_retry=self.may_repeat
-            )
-            return ToolResult(body=body, tool=call.tool, cacheable=False)
-
-        route = self._base.limited(post=post)
-        return LocalTool(spec=definition.spec, route=route, idempotent=self.may_repeat)
-
-    async def tools(self) -> list[Tool]:
-        return [LocalTool(spec=self.definition.spec, route=self._base)]
-
-    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
-        return _Instance(self, row)
-
-    async def close(self) -> None:
-        pass
-
-
-async def _no_post(call: ToolCall, server: Server) -> ToolResult:
-    raise RuntimeError(f"tool={call.tool!r} has state: it is called in a trajectory")
+    def begin(self, client: ToolClient, row: Row) -> ToolState:
+        return _Instance(self._definition, self._route, row)
 
 
 class _Instance:
     """The instance of a class for one trajectory."""
 
-    def __init__(self, provider: ClassProvider, row: Row) -> None:
-        self._provider, self._row = provider, row
+    def __init__(self, definition: Definition, route: Route, row: Row) -> None:
+        self._definition, self._route, self._row = definition, route, row
         self._instance: Any = None
         self._making: asyncio.Future[Any] | None = None
         """Constructor and `start` in a thread, which cannot be ended."""
 
     async def start(self) -> list[Tool]:
-        definition = self._provider.definition
+        about = self._definition
         try:
-            self._making = asyncio.ensure_future(run_in_loop(self._make, definition.place, {}))
+            self._making = asyncio.ensure_future(run_in_loop(self._make, about.place, {}))
             start = await asyncio.shield(self._making)
             if start is not None:
-                await run_in_loop(start, definition.place, {"row": self._row.visible()})
+                await run_in_loop(start, about.place, {"row": self._row.visible()})
         except (Exception, SystemExit) as error:
-            _log_once(definition.place, error)
-            problem = _raised(definition.place, definition.path, error)
+            _log_once(about.place, error)
+            problem = _raised(about.place, about.path, error)
             raise ToolUnavailable(
-                f"{problem}, at the start of a trajectory", tool=definition.spec.name
+                f"{problem}, at the start of a trajectory", tool=about.spec.name
             ) from error
-        return [self._provider.tool_of(self._instance)]
+
+        async def run(arguments: dict[str, Any]) -> Any:
+            return await run_in_loop(self._instance.call, about.place, arguments)
+
+        return [local_tool(about.spec, self._route, run, about.place, about.path)]
 
     def _make(self) -> Any:
         """Make the instance and start it; an async `start` is returned, for the event loop."""
-        self._instance = self._provider.definition.target()
+        self._instance = self._definition.target()
         start = getattr(self._instance, "start", None)
         if start is None or inspect.iscoroutinefunction(start):
             return start
@@ -410,30 +359,15 @@ class _Instance:
         return None
 
     async def close(self) -> None:
-        if self._making is not None and not self._making.done():
-            try:
-                await asyncio.wait([self._making])
-            except asyncio.CancelledError:  # nobody waits any longer
-                self._making.add_done_callback(self._close_later)
-                raise
-        await self._close()
+        await asyncio.shield(self._end())  # goes on when nobody waits any longer
 
-    def _close_later(self, making: "asyncio.Future[Any]") -> None:
-        closing = asyncio.ensure_future(self._close())
-        _closing.add(closing)
-        closing.add_done_callback(_closing.discard)
-
-    async def _close(self) -> None:
+    async def _end(self) -> None:
         if self._making is not None:
+            await asyncio.wait([self._making])
             self._making.exception()  # `start` has raised it, if anybody waited
-        if (close := getattr(self._instance, "close", None)) is None:
-            return
-        place = self._provider.definition.place
-        try:
-            await run_in_loop(close, place, {})
-        except (Exception, SystemExit) as error:
-            _log_once(place, error)
-
-
-_closing: set[asyncio.Future[None]] = set()
-"""Instances that are closed after their trajectories, whose `start` took too long."""
+        if (close := getattr(self._instance, "close", None)) is not None:
+            place = self._definition.place
+            try:
+                await run_in_loop(close, place, {})
+            except (Exception, SystemExit) as error:
+                _log_once(place, error)

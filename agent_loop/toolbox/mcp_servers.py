@@ -23,8 +23,7 @@ from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import START_S, Connection
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_LOST, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
-from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
-from agent_loop.toolbox.toolbox import check_only
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState, chosen
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tool_server.wire.protocol import Again, ToolCall, ToolResult, ToolUnavailable
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
 
 
-class McpProvider:
+class McpProvider(ToolProvider):
     """The tools of an MCP server.
 
     Args:
@@ -49,6 +48,7 @@ class McpProvider:
     """
 
     def __init__(self, entry: ToolEntry, client: ToolClient, start_s: float = START_S) -> None:
+        super().__init__()
         self.entry, self._target, self._start_s = entry, target_of(entry), start_s
         route = local_route(
             self._target.name,
@@ -60,7 +60,7 @@ class McpProvider:
             advice="raise `timeout` of the tool, or look for what it waits",
         )
         self._route = client.limits(route, entry)
-        self._tools: list[LocalTool] | None = None
+        self._listed: list[LocalTool] | None = None
         self._connection: Connection | None = None
         self.servers: FileSlots | None = None
         """Most servers at once, of a source with a server for each trajectory."""
@@ -68,33 +68,29 @@ class McpProvider:
         if entry.per == "trajectory" and isinstance(slots := self._route.slots, FileSlots):
             self.servers = FileSlots(slots.path.with_suffix(".servers"), slots.slots)
 
-    async def tools(self) -> list[Tool]:
-        if self._tools is None:
-            if self.entry.per == "trajectory":
-                connection = self.connect()
-                try:
-                    await connection.started()
-                finally:
+    async def tools(self) -> list[LocalTool]:
+        if self._listed is None:
+            is_shared = self.entry.per != "trajectory"
+            connection = self._connected() if is_shared else self.connect()
+            try:
+                await connection.started()
+            finally:
+                if not is_shared:
                     await connection.close()
-            else:
-                connection = await self._connected()
-            only = self.entry.only
-            check_only(only, [each.name for each in connection.tools])
             # A tool that is not offered may have a name or a schema that would be refused.
-            wanted = [each for each in connection.tools if only is None or each.name in only]
+            wanted = chosen(self.entry.only, {tool.name: tool for tool in connection.tools})
             # The check of megabytes of schemas would stop the event loop.
-            self._tools = [
+            self._listed = [
                 await asyncio.to_thread(self._tool_of, each, connection) for each in wanted
             ]
-        return list(self._tools)
+        return self._listed
 
     def begin(self, client: ToolClient, row: Row) -> ToolState | None:
         return _TrajectoryServer(self) if self.entry.per == "trajectory" else None
 
     async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        if self._connection is not None:
+            await self._connection.close()
 
     def connect(self) -> Connection:
         """A new connection, which begins to open."""
@@ -105,8 +101,7 @@ class McpProvider:
         from mcp import MCPError
         from mcp_types import CallToolResult
 
-        session, target, tool = connection.session, self._target, call.tool
-        assert session is not None, "a call before the connection was open"
+        session, target, tool = await connection.started(), self._target, call.tool
         try:
             result = await session.call_tool(
                 tool, sendable(call.payload), allow_input_required=True
@@ -131,16 +126,14 @@ class McpProvider:
         body = body_of(result, tool, target.name)
         return ToolResult(body=body, tool=tool, cacheable=not body["is_error"])
 
-    async def _connected(self) -> Connection:
+    def _connected(self) -> Connection:
         """The connection of this event loop; a new one if there is none, or its server died."""
-        connection = self._connection
-        if connection is None or connection.is_over:
-            connection = self._connection = self.connect()
-        await connection.started()
-        return connection
+        if self._connection is None or self._connection.is_over:
+            self._connection = self.connect()
+        return self._connection
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
-        return await self.ask(await self._connected(), call)
+        return await self.ask(self._connected(), call)
 
     def _tool_of(self, tool: "types.Tool", connection: Connection) -> LocalTool:
         spec = spec_of(tool)
@@ -170,11 +163,7 @@ class _TrajectoryServer:
         connection = self._connection = provider.connect()
         self._resources.push_async_callback(connection.close)
         await connection.started()
-        return [
-            replace(tool, route=tool.route.limited(post=self._post))
-            for tool in tools
-            if isinstance(tool, LocalTool)
-        ]
+        return [replace(tool, route=tool.route.limited(post=self._post)) for tool in tools]
 
     async def close(self) -> None:
         await self._resources.aclose()

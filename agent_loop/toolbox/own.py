@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from agent_loop.row import Row
 from agent_loop.tool_actions import calculate, run_code, search
-from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import Fault, end_session_call
 
@@ -84,7 +84,7 @@ class _ServerTool:
         return await self.run(client if self.route is None else client.on(self.route), arguments)
 
 
-class ToolServerProvider:
+class ToolServerProvider(ToolProvider):
     """Tools of the tool server.
 
     Args:
@@ -98,10 +98,8 @@ class ToolServerProvider:
         self, names: Sequence[str], *, topk: int, route: "Route | None" = None, persistent: bool
     ) -> None:
         self._names, self._topk, self._route = names, topk, route
+        super().__init__(self.tools_with(CodeRunner(persistent=False)))
         self._keeps_state = persistent and "run_code" in names
-
-    async def tools(self) -> list[Tool]:
-        return self.tools_with(CodeRunner(persistent=False))
 
     def tools_with(self, runner: CodeRunner) -> list[Tool]:
         runs: dict[str, _Run] = {
@@ -113,9 +111,6 @@ class ToolServerProvider:
 
     def begin(self, client: "ToolClient", row: Row) -> "ToolState | None":
         return _InterpreterState(self, client) if self._keeps_state else None
-
-    async def close(self) -> None:
-        pass
 
 
 class _InterpreterState:

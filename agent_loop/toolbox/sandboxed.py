@@ -5,16 +5,15 @@ So the file can import only what the sandbox has, and keeps no state from call t
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route
-from agent_loop.row import Row
 from agent_loop.toolbox.functions import Definition
 from agent_loop.toolbox.results import observation_of, text_body, text_of
-from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
+from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.turns.turn_loop import Observation
 from samplers.module_file import line_in
 from tool_server.wire.protocol import (
@@ -53,11 +52,11 @@ main()
 What it prints goes to stderr, whose length is limited by itself."""
 
 
-class SandboxProvider:
+class SandboxTool:
     """A Python function that runs in the sandbox.
 
     Args:
-        limit: adds the limits of the entry to the route of the tool servers.
+        route: to the tool servers, with the limits of the entry.
         caches: whether equal calls may share a result.
         run_s: seconds that the program may run; None: the server's default.
 
@@ -68,7 +67,7 @@ class SandboxProvider:
     def __init__(
         self,
         definition: Definition,
-        limit: Callable[[Route], Route],
+        route: Route,
         *,
         caches: bool,
         run_s: float | None,
@@ -78,18 +77,15 @@ class SandboxProvider:
                 f"tool={definition.place!r}: timeout={run_s:g}: the sandbox ends a program after "
                 f"at most {MAX_RUN_S:g} s; lower it, or use where: process"
             )
-        self.definition, self._limit = definition, limit
+        self.definition, self._route = definition, route
         self._caches, self._run_s = caches, run_s
         self._source = definition.path.read_text(encoding="utf-8")
-        self._route: Route | None = None
 
     @property
     def spec(self) -> ToolSpec:
         return self.definition.spec
 
     async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
-        if self._route is None:
-            self._route = self._limit(client.route)
         program = _PROGRAM.format(
             source=self._source,
             file=self.definition.path.name,
@@ -121,12 +117,3 @@ class SandboxProvider:
             raise ToolRejected(str(value), tool=self.spec.name)
         body = text_body(text_of(value, self.spec.name), self.spec.name)
         return observation_of(replace(result, body=body, tool=self.spec.name))
-
-    async def tools(self) -> list[Tool]:
-        return [self]
-
-    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
-        return None
-
-    async def close(self) -> None:
-        pass

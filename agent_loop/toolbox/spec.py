@@ -7,11 +7,11 @@ the argument and the rule.
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agent_loop.json_schemas import CheckTooLong, broken_rule, check_schema, validator_of
 from agent_loop.row import Row
@@ -20,6 +20,8 @@ from agent_loop.turns.tags import ActionKind
 if TYPE_CHECKING:
     from agent_loop.calls.client import ToolClient
     from agent_loop.turns.turn_loop import Observation
+
+T = TypeVar("T")
 
 MAX_DEPTH = 64
 """Lists and objects of an argument inside each other. A tool may fail at more, as many JSON
@@ -192,39 +194,62 @@ class Tool(Protocol):
         ...
 
 
-class ToolProvider(Protocol):
-    """The tools of one entry of `mixed.sources.<name>.tools`, shared by the trajectories of an
-    event loop."""
-
-    async def tools(self) -> list[Tool]:
-        """The tools of the entry, without `only`; a tool with state gives those of a trajectory
-        in `begin`.
-
-        Raises:
-            ToolUnavailable: they cannot be listed now.
-            ValueError: the entry is wrong.
-        """
-        ...
-
-    def begin(self, client: "ToolClient", row: Row) -> "ToolState | None":
-        """The state of one trajectory; None if the tools have none.
-
-        Args:
-            client: of the trajectory's source.
-            row: the fields of the dataset's row.
-        """
-        ...
-
-    async def close(self) -> None: ...
-
-
 class ToolState(Protocol):
-    """The state that the tools of an entry have for one trajectory."""
+    """What the tools of an entry keep during one trajectory: an instance of a class, a server, an
+    interpreter."""
 
-    async def start(self) -> list[Tool]:
+    async def start(self) -> Sequence[Tool]:
         """Make the state; the tools of this trajectory, with the specs of `ToolProvider.tools`."""
         ...
 
     async def close(self) -> None:
         """Free the state. It is always called, also if `start` raised."""
         ...
+
+
+class ToolProvider:
+    """The tools of one entry of `mixed.sources.<name>.tools`, shared by the trajectories of an
+    event loop.
+
+    Args:
+        tools: what `tools` returns.
+        close: frees what answers.
+    """
+
+    def __init__(
+        self, tools: Sequence[Tool] = (), close: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self._tools, self._close = tools, close
+
+    async def tools(self) -> Sequence[Tool]:
+        """The tools of the entry; a tool with state gives those of a trajectory in `begin`.
+
+        Raises:
+            ToolUnavailable: they cannot be listed now.
+            ValueError: the entry is wrong.
+        """
+        return self._tools
+
+    def begin(self, client: "ToolClient", row: Row) -> ToolState | None:
+        """The state of one trajectory; None if the tools have none.
+
+        Args:
+            client: of the trajectory's source.
+            row: the fields of the dataset's row.
+        """
+        return None
+
+    async def close(self) -> None:
+        if self._close is not None:
+            await self._close()
+
+
+def chosen(only: Sequence[str] | None, there: Mapping[str, T]) -> list[T]:
+    """What an entry offers of what is there, by name; None: all.
+
+    Raises:
+        ValueError: `only` names what is not there.
+    """
+    if unknown := sorted(set(only or ()) - there.keys()):
+        raise ValueError(f"only={unknown}: no such tools; there are {', '.join(sorted(there))}")
+    return [there[name] for name in (there if only is None else only)]

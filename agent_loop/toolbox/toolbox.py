@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+from agent_loop.calls.child_process import uninterrupted
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.servers import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from agent_loop.deadline import CLOSE_S, Deadline
@@ -21,26 +21,15 @@ from tool_server.wire.protocol import Again, ToolUnavailable
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedProvider:
-    """An entry of `tools`, and the names of the tools that it offers; None: all."""
-
-    provider: ToolProvider
-    only: Sequence[str] | None = None
-    target: str = ""
-    """What the entry names. Trajectories start their state in the order of targets: if two waited
-    for each other's server, neither would begin."""
-
-
 class Toolbox:
     """The tools of one source.
 
     Args:
-        opened: the entries, in order.
+        providers: pairs of what an entry names and what answers it, in order.
     """
 
-    def __init__(self, opened: Sequence[OpenedProvider]) -> None:
-        self._opened = opened
+    def __init__(self, providers: Sequence[tuple[str, ToolProvider]]) -> None:
+        self._providers = providers
         self._listing: asyncio.Task[dict[str, Tool]] | None = None
         self._shared_wait = SharedWait()
         self._until: Deadline | None = None
@@ -71,13 +60,10 @@ class Toolbox:
             self._tools = await asyncio.shield(self._listing)
 
     async def _listed(self) -> dict[str, Tool]:
-        found: list[Tool] = []
-        listing = [self._listed_by(each.provider) for each in self._opened]
-        for each, tools in zip(self._opened, await gather_all(listing), strict=True):
-            found += offered(tools, each.only)
-        return by_name(found)
+        lists = await gather_all([self._listed_by(provider) for _, provider in self._providers])
+        return by_name([tool for tools in lists for tool in tools])
 
-    async def _listed_by(self, provider: ToolProvider) -> list[Tool]:
+    async def _listed_by(self, provider: ToolProvider) -> Sequence[Tool]:
         """The tools of an entry. While its server is away, it is tried again until the deadline."""
         pause_s = FIRST_PAUSE_S
         while True:
@@ -108,50 +94,33 @@ class Toolbox:
     def begin(self, client: ToolClient, row: Row) -> "TrajectoryTools":
         """The tools of one trajectory of an opened toolbox."""
         assert self._tools is not None, "Toolbox.begin before open()"
-        states = [
-            (each, state)
-            for each in sorted(self._opened, key=lambda opened: opened.target)
-            if (state := each.provider.begin(client, row)) is not None
-        ]
-        return TrajectoryTools(self._tools, client, states)
+        # In one order: if two trajectories waited for each other's server, neither would begin.
+        in_order = sorted(self._providers, key=lambda named: named[0])
+        states = [provider.begin(client, row) for _, provider in in_order]
+        return TrajectoryTools(self._tools, client, [*filter(None, states)])
 
 
 class TrajectoryTools:
     """The tools of one trajectory; an async context manager, which starts and frees their state."""
 
     def __init__(
-        self,
-        tools: Mapping[str, Tool],
-        client: ToolClient,
-        states: Sequence[tuple[OpenedProvider, ToolState]],
+        self, tools: Mapping[str, Tool], client: ToolClient, states: Sequence[ToolState]
     ) -> None:
         self._tools, self._client, self._states = dict(tools), client, states
 
     async def __aenter__(self) -> "TrajectoryTools":
         try:
-            for each, state in self._states:
-                for tool in offered(await state.start(), each.only):
-                    self._tools[tool.spec.name] = tool
+            for state in self._states:
+                self._tools.update({tool.spec.name: tool for tool in await state.start()})
         except BaseException:
-            await self._close()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
         """Free the state of all entries, within `CLOSE_S`, also if the trajectory is cancelled."""
-        closing = [asyncio.ensure_future(_closed(state)) for _, state in self._states]
-        if not closing:
-            return
-        try:
-            await asyncio.wait(closing)
-        except asyncio.CancelledError:
-            await asyncio.wait(closing)
-            raise
-        for each in closing:
-            each.result()
+        if self._states:
+            await uninterrupted(_all_closed(self._states))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """Call a tool. An unknown tool and arguments that break its schema are the model's
@@ -164,33 +133,16 @@ class TrajectoryTools:
         return await tool.call(self._client, arguments)
 
 
+async def _all_closed(states: Sequence[ToolState]) -> None:
+    for error in await asyncio.gather(*map(_closed, states), return_exceptions=True):
+        if error is not None:
+            raise error
+
+
 async def _closed(state: ToolState) -> None:
     with suppress(TimeoutError, ToolUnavailable):
         async with timeout(CLOSE_S):
             await state.close()
-
-
-def offered(tools: Sequence[Tool], only: Sequence[str] | None) -> list[Tool]:
-    """The tools that an entry offers.
-
-    Raises:
-        ValueError: `only` names a tool that is not there.
-    """
-    if only is None:
-        return list(tools)
-    there = {tool.spec.name: tool for tool in tools}
-    check_only(only, there)
-    return [there[name] for name in only]
-
-
-def check_only(only: Sequence[str] | None, there: Collection[str]) -> None:
-    """Refuse names that are not there.
-
-    Raises:
-        ValueError: `only` has such a name.
-    """
-    if unknown := sorted(set(only or ()) - set(there)):
-        raise ValueError(f"only={unknown}: no such tools; there are {', '.join(sorted(there))}")
 
 
 def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:

@@ -20,9 +20,8 @@ from verl.tools.tool_registry import load_all_tools
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route, local_route
 from agent_loop.calls.servers import Server
-from agent_loop.row import Row
-from agent_loop.toolbox.functions import LocalTool, outcome_of
-from agent_loop.toolbox.spec import Tool, ToolSpec, ToolState
+from agent_loop.toolbox.functions import local_tool
+from agent_loop.toolbox.spec import Tool, ToolSpec
 from agent_loop.training.verl_adapters.engine_client import faults_of_trajectory
 from tool_server.wire.protocol import ToolCall, ToolResult, ToolUnavailable
 
@@ -51,10 +50,12 @@ def tools_of_file(file: str) -> list[Any]:
     return tools
 
 
-def _digest_of(name: str) -> str:
-    """Changes with the file, if there is one; what the file imports is not looked at."""
-    path = Path(name)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+def key_of(file: str) -> str:
+    """The key of the tools' route. It changes with the file; what the file imports is not looked
+    at."""
+    path = Path(file)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+    return f"verl:{file}:{digest}"
 
 
 def spec_of(tool: Any) -> ToolSpec:
@@ -68,54 +69,25 @@ def spec_of(tool: Any) -> ToolSpec:
     )
 
 
-class VerlProvider:
+def tools_of(tools: list[Any], name: str, route: Route) -> list[Tool]:
     """Tools that verl loaded. An instance of a `BaseTool` is made and released for each call, as by
     verl's own loop.
 
     Args:
         name: of the file, in messages.
-        limit: adds the limits of the entry to the route.
-        timeout_s: deadline of a call, if the entry has none.
+        route: see `local_tool`.
     """
 
-    def __init__(
-        self,
-        tools: list[Any],
-        name: str,
-        limit: Callable[[Route], Route],
-        timeout_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        by_name = {tool.name: tool for tool in tools}
+    def tool_of(tool: Any) -> Tool:
+        async def run(arguments: dict[str, Any]) -> str:
+            return _text_of(await _executed(tool, arguments), tool.name)
 
-        async def post(call: ToolCall, server: Server) -> ToolResult:
-            tool = by_name[call.tool]
+        function = tool.fn if isinstance(tool, FunctionTool) else type(tool).execute
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        file = Path(name if code is None else code.co_filename)
+        return local_tool(spec_of(tool), route, run, f"{name}:{tool.name}", file)
 
-            async def run(arguments: dict[str, Any]) -> str:
-                return _text_of(await _executed(tool, arguments), call.tool)
-
-            function = tool.fn if isinstance(tool, FunctionTool) else type(tool).execute
-            code = getattr(inspect.unwrap(function), "__code__", None)
-            file = Path(name if code is None else code.co_filename)
-            body = await outcome_of(run, call, f"{name}:{call.tool}", file, may_retry=may_retry)
-            return ToolResult(body=body, tool=call.tool, cacheable=True)
-
-        key = f"verl:{name}:{_digest_of(name)}"
-        route = limit(local_route(name, post, key=key, timeout_s=timeout_s, clock=clock))
-        may_retry = route.max_retries > 0
-        may_repeat = bool(route.caches) or may_retry
-        self._tools: list[Tool] = [
-            LocalTool(spec=spec_of(tool), route=route, idempotent=may_repeat) for tool in tools
-        ]
-
-    async def tools(self) -> list[Tool]:
-        return self._tools
-
-    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
-        return None
-
-    async def close(self) -> None:
-        pass
+    return [tool_of(tool) for tool in tools]
 
 
 async def _executed(tool: Any, arguments: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,6 @@ from agent_loop.calls.own_limits import limited
 from agent_loop.calls.routes import Limiter
 from agent_loop.toolbox.mcp_servers import McpProvider
 from agent_loop.toolbox.spec import Tool, ToolSpec
-from agent_loop.toolbox.toolbox import offered
 from agent_loop.turns.turn_loop import Observation
 from config.compat import timeout
 from config.schema import MixedConfig, SourceConfig, ToolConfig
@@ -31,7 +30,7 @@ LINES = f"{sys.executable} -S -I {mcp_lines.__file__}"
 class Rig:
     provider: McpProvider
     client: ToolClient
-    tools: dict[str, Tool]
+    tools: Mapping[str, Tool]
 
     async def ask(self, tool: str, **arguments: Any) -> Observation:
         return await self.tools[tool].call(self.client, arguments)
@@ -91,8 +90,8 @@ async def opened(
     ) as client:
         provider = McpProvider(entry, client)
         try:
-            found = offered(await provider.tools(), entry.only)
-            yield Rig(provider, client, {tool.spec.name: tool for tool in found})
+            tools_by_name = {tool.spec.name: tool for tool in await provider.tools()}
+            yield Rig(provider, client, tools_by_name)
         finally:
             await provider.close()
 
@@ -102,7 +101,7 @@ async def listed(entry: ToolEntry, start_s: float) -> list[ToolSpec]:
     async with ToolClient("http://unused", limiter=None) as client:
         provider = McpProvider(entry, client, start_s)
         try:
-            return [tool.spec for tool in offered(await provider.tools(), entry.only)]
+            return [tool.spec for tool in await provider.tools()]
         finally:
             await provider.close()
 

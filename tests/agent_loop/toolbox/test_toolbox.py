@@ -20,7 +20,7 @@ from agent_loop.row import Row
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.toolbox.toolbox import CLOSE_S, OpenedProvider, TrajectoryTools
+from agent_loop.toolbox.toolbox import CLOSE_S, TrajectoryTools
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import ToolEntry, as_entry
@@ -186,7 +186,7 @@ async def test_what_a_function_raises_is_a_fault_of_the_tool(where: Any, how: st
 async def test_a_process_is_ended_at_the_deadline_and_the_next_call_is_answered():
     async with box(entry("hangs", where="process", slots=1)) as tools:
         first = await tools.call("hangs", seconds=0)  # the process starts, which takes seconds
-        (tool,) = await tools.toolbox._opened[0].provider.tools()
+        (tool,) = await tools.toolbox._providers[0][1].tools()
         hurried = replace(tool, route=tool.route.limited(timeout_s=2.0))
         with pytest.raises(
             ToolTimeout, match=r"orders\.py:hangs for tool='hangs' within timeout=2"
@@ -354,7 +354,7 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
             ended.append(self._name)
 
     async def trajectory() -> None:
-        states: Any = [(OpenedProvider(provider=Slow(n)), Slow(n)) for n in "abc"]  # type: ignore[arg-type]
+        states = [Slow(name) for name in "abc"]
         async with TrajectoryTools({}, ToolClient("http://x", limiter=None), states):
             pass
 

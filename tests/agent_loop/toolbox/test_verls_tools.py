@@ -17,17 +17,20 @@ from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from agent_loop.calls.client import ToolClient
+from agent_loop.calls.routes import local_route
 from agent_loop.native_agent_loop import NativeAgentLoop
 from agent_loop.row import Row
-from agent_loop.toolbox.toolbox import OpenedProvider, Toolbox
+from agent_loop.toolbox.functions import not_posted
+from agent_loop.toolbox.spec import ToolProvider
+from agent_loop.toolbox.toolbox import Toolbox
 from agent_loop.training.verl_adapters import loop_worker
 from agent_loop.training.verl_adapters import verl_tools as verls
 from agent_loop.training.verl_adapters.engine_client import faults_of_trajectory
 from agent_loop.training.verl_adapters.loop_worker import MixedAgentLoopWorker
 from agent_loop.training.verl_adapters.verl_tools import (
-    VerlProvider,
     client_of_trajectory,
     through_client,
+    tools_of,
     tools_of_file,
 )
 from config.schema import ToolConfig
@@ -126,8 +129,9 @@ async def called(*tools: Any, counting: Counting | None = None) -> AsyncIterator
     """A function that calls a tool of verl's in a trajectory of the source `shop`."""
     url = "http://127.0.0.1:1"
     async with ToolClient(url, limiter=counting, slots=counting, timeout_s=20.0) as client:
-        provider = VerlProvider(list(tools), "tools.yaml", lambda route: route, 20.0, client.clock)
-        toolbox = Toolbox([OpenedProvider(provider=provider)])
+        route = local_route("tools.yaml", not_posted, key="k", timeout_s=20.0, clock=client.clock)
+        provider = ToolProvider(tools_of(list(tools), "tools.yaml", route))
+        toolbox = Toolbox([("tools.yaml", provider)])
         await toolbox.open()
         async with toolbox.begin(client.for_source("shop"), Row(source="shop")) as mine:
             yield lambda name, **arguments: mine.call(name, arguments)
