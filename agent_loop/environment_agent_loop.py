@@ -17,7 +17,7 @@ from agent_loop.prompts import opening_of
 from agent_loop.records.trajectory_record import COMMON_PARTS
 from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
-from agent_loop.toolbox.spec import specs_of_tools
+from agent_loop.toolbox.spec import mistake_of, specs_of_tools
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.native import prompt_opens_thought
 from agent_loop.turns.observation_style import ObservationStyle
@@ -78,11 +78,10 @@ class EnvironmentAgentLoop(NativeAgentLoop):
         episode = self._begun
         if action.kind == STEP:
             given: Any = action.content
-        elif (spec := self.specs.get(action.kind)) is None:
-            return mistake(f"no tool {action.kind!r}; there are {', '.join(self.specs) or 'none'}")
-        elif (problem := spec.mistake(action.arguments)) is not None:
-            return mistake(problem)
         else:
+            wrong = await mistake_of(action.kind, action.arguments, self.specs)
+            if wrong is not None:
+                return mistake(wrong)
             given = {"name": action.kind, "arguments": dict(action.arguments)}
         async with self._one_at_a_time:
             if episode.is_over:

@@ -196,7 +196,7 @@ async def run_in_loop(
     """Run a function: on the event loop if it is async, else in a thread of `place`. At the
     deadline an async function is cancelled; a thread cannot be ended and runs on."""
     if inspect.iscoroutinefunction(function):
-        return await _awaited(function(**arguments), place)
+        return await _awaited(function(**arguments))
 
     def called() -> tuple[Any, BaseException | None]:
         try:
@@ -207,21 +207,17 @@ async def run_in_loop(
     value, error = await asyncio.wrap_future(_threads(place).submit(called))
     if error is not None:
         raise error
-    return await _awaited(value, place) if inspect.isawaitable(value) else value
+    return await _awaited(value) if inspect.isawaitable(value) else value
 
 
-async def _awaited(work: Awaitable[Any], place: str) -> Any:
+async def _awaited(work: Awaitable[Any]) -> Any:
     """The result of an async function, which may ignore its cancellation."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         task.cancel()
-        done, _ = await asyncio.wait([task], timeout=CANCEL_S)
-        if not done:
-            logger.warning("tool runs on after its cancellation tool=%s", place)
-        elif not task.cancelled():
-            task.exception()  # it is known, so asyncio does not report it
+        await asyncio.wait([task], timeout=CANCEL_S)
         raise
     return task.result()
 

@@ -140,6 +140,16 @@ class ToolSpec:
         return problem
 
 
+async def mistake_of(
+    name: str, arguments: Mapping[str, Any], specs: Mapping[str, ToolSpec]
+) -> str | None:
+    """Why a call is the model's mistake: an unknown tool, or arguments that break its schema; None
+    if it is right."""
+    if (spec := specs.get(name)) is None:
+        return f"no tool {name!r}; there are {', '.join(specs) or 'none'}"
+    return await spec.mistake_in_loop(arguments)
+
+
 def specs_of_tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
     """Tools from their JSON schemas, with or without `{"type": "function", "function": ...}`.
 

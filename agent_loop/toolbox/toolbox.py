@@ -12,7 +12,7 @@ from agent_loop.calls.servers import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from agent_loop.deadline import CLOSE_S, Deadline
 from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
-from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState, mistake_of
 from agent_loop.turns.turn_loop import Observation
 from agent_loop.watchdog import SharedWait, waits_for
 from config.compat import gather_all, timeout
@@ -107,6 +107,7 @@ class TrajectoryTools:
         self, tools: Mapping[str, Tool], client: ToolClient, states: Sequence[ToolState]
     ) -> None:
         self._tools, self._client, self._states = dict(tools), client, states
+        self._specs = {name: tool.spec for name, tool in tools.items()}
 
     async def __aenter__(self) -> "TrajectoryTools":
         try:
@@ -125,12 +126,9 @@ class TrajectoryTools:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """Call a tool. An unknown tool and arguments that break its schema are the model's
         mistakes; see `Tool.call` for errors."""
-        tool = self._tools.get(name)
-        if tool is None:
-            return mistake(f"no tool {name!r}; there are {', '.join(self._tools) or 'none'}")
-        if (problem := await tool.spec.mistake_in_loop(arguments)) is not None:
+        if (problem := await mistake_of(name, arguments, self._specs)) is not None:
             return mistake(problem)
-        return await tool.call(self._client, arguments)
+        return await self._tools[name].call(self._client, arguments)
 
 
 async def _all_closed(states: Sequence[ToolState]) -> None:

@@ -20,6 +20,7 @@ from agent_loop.toolbox.mcp_client.results import (
     NOT_SENT,
     SESSION_LOST,
     TOO_LARGE,
+    TOO_LARGE_TEXT,
     error_answer,
 )
 from tool_server.wire.responses import retry_after_s
@@ -76,17 +77,14 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
 
 async def _bounded(response: httpx2.Response, had_session: bool) -> httpx2.Response:
     status, kind = response.status_code, response.headers.get(_KIND, "").lower()
-    encoding = response.headers.get("content-encoding", "identity")
     is_json, raw = kind.startswith(_JSON), bytearray()
-    if status < 400 and not is_json and encoding == "identity":
+    if status < 400 and not is_json:
         return response  # events, which the SDK bounds
     try:
-        if encoding != "identity":
-            return _fault(TOO_LARGE, f"the answer is compressed ({encoding}): switch it off")
         async for chunk in response.stream:  # type: ignore[union-attr]
             raw += chunk
             if len(raw) > MAX_MESSAGE_BYTES:
-                return _fault(TOO_LARGE, f"the answer has more than {MAX_MESSAGE_BYTES >> 20} MiB")
+                return _fault(TOO_LARGE, TOO_LARGE_TEXT)
     finally:
         await response.aclose()
     if status == 404 and had_session:

@@ -24,7 +24,7 @@ _INVALID_PARAMS = -32602
 
 # Codes of errors that the transports make for their own calls. JSON-RPC reserves negative numbers.
 TOO_LARGE = 7001
-"""The answer has more than `MAX_MESSAGE_BYTES`."""
+TOO_LARGE_TEXT = f"the answer has more than {MAX_MESSAGE_BYTES >> 20} MiB"
 
 NOT_SENT = 7003
 """No connection to the server: it has not executed the call."""
@@ -75,14 +75,6 @@ def body_of(result: "CallToolResult", tool: str, name: str) -> dict[str, Any]:
     return text_body(text, tool, is_error=bool(result.is_error))
 
 
-def _too_large(tool: str, name: str, limit: str) -> ToolUnavailable:
-    return ToolUnavailable(
-        f"the result of tool={tool!r} of {name} has more than {limit}, which is the most that is "
-        "read; limit the output at the server, or leave the tool out with `only`",
-        tool=tool,
-    )
-
-
 def failure_of(error: "MCPError", tool: str, target: ServerTarget, ending: str) -> Fault:
     """The failure of a call that ended in a JSON-RPC error.
 
@@ -93,10 +85,13 @@ def failure_of(error: "MCPError", tool: str, target: ServerTarget, ending: str) 
     message = target.hidden(replace_surrogates(error.message))[:MAX_ERROR]
     if code == _INVALID_PARAMS:
         return ToolRejected(f"{tool}: {message}", tool=tool)
-    if code == TOO_LARGE:
-        return _too_large(tool, name, f"{MAX_MESSAGE_BYTES >> 20} MiB ({message})")
-    if "event exceeded" in message:  # the SDK has no code for it
-        return _too_large(tool, name, f"{MAX_MESSAGE_BYTES >> 20} MiB")
+    if code == TOO_LARGE or "event exceeded" in message:  # the SDK has no code for it
+        return ToolUnavailable(
+            f"the result of tool={tool!r} of {name} has more than {MAX_MESSAGE_BYTES >> 20} MiB, "
+            "which is the most that is read; limit the output at the server, or leave the tool out "
+            "with `only`",
+            tool=tool,
+        )
     if code == SESSION_LOST:
         return ToolUnavailable(message, tool=tool, again=Again.UNTIL_DEADLINE, executed=False)
     if code in (NOT_SENT, HTTP_FAILED):

@@ -21,13 +21,15 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCNotification, jsonrpc_message_adapter
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
-from agent_loop.toolbox.mcp_client.results import MAX_MESSAGE_BYTES, TOO_LARGE, error_answer
+from agent_loop.toolbox.mcp_client.results import (
+    MAX_MESSAGE_BYTES,
+    TOO_LARGE,
+    TOO_LARGE_TEXT,
+    error_answer,
+)
 from agent_loop.toolbox.mcp_client.target import ServerTarget
 from tool_server.isolation.guard import guarded
 from tool_server.wire.responses import may_have_surrogates, rewritten_without_surrogates
-
-MAX_SKIPPED_BYTES = 256 << 20
-"""A line that is still longer has no end: the server is ended."""
 
 STDERR_BYTES = 4096
 """Bytes of stderr that are kept."""
@@ -64,7 +66,7 @@ class ServerProcess(ObjectStream[SessionMessage]):
         self._stdout = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
         self._pipes: list[asyncio.BaseTransport] = []
         self._unsent: list[bytes] = []
-        self._stderr, self._printed, self._fault = bytearray(), b"", ""
+        self._stderr, self._printed = bytearray(), b""
         self._has_ended = False
         """Whether it ended by itself."""
 
@@ -101,7 +103,7 @@ class ServerProcess(ObjectStream[SessionMessage]):
             return
         try:
             self._stdin.close()
-            if self._fault or not await _ends(process, EXIT_S):
+            if not await _ends(process, EXIT_S):
                 if process.returncode is None:  # else the id may be that of another group
                     os.killpg(process.pid, signal.SIGTERM)  # the guard does not heed it
                 await _ends(process, TERM_S)
@@ -120,16 +122,15 @@ class ServerProcess(ObjectStream[SessionMessage]):
 
     def state(self) -> str:
         """What is known of the process: fault or exit code, and the last lines of stderr."""
-        parts = [self._fault]
-        if self._has_ended and not self._fault and self._process is not None:
+        parts: list[str] = []
+        if self._has_ended and self._process is not None:
             code = self._process.poll()
             parts.append("it closed its stdout" if code is None else f"it exited with code {code}")
         if self._printed:
             parts.append(f"it printed to stdout: {self._printed.decode(errors='replace')!r}")
-        words = self._target.hidden(self._stderr.decode(errors="replace").strip())
-        if words:
+        if words := self._target.hidden(self._stderr.decode(errors="replace").strip()):
             parts.append(f"its stderr ends with: {words[-SHOWN_STDERR:]}")
-        return self._target.hidden("; ".join(filter(None, parts)))
+        return self._target.hidden("; ".join(parts))
 
     # --- the stream -------------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class ServerProcess(ObjectStream[SessionMessage]):
     async def _line(self) -> bytes | None:
         """The next line; None at the end. In place of one above the bound comes an error for the
         call that it answers, if its beginning or its end says which."""
-        head, tail, skipped = b"", b"", 0
+        head = tail = b""
         while True:
             try:
                 line = await self._stdout.readuntil()
@@ -178,25 +179,18 @@ class ServerProcess(ObjectStream[SessionMessage]):
             except asyncio.LimitOverrunError as over:
                 piece = await self._stdout.readexactly(over.consumed)
                 head, tail = head or piece[:_END_BYTES], (tail + piece)[-_END_BYTES:]
-                skipped += len(piece)
-                if skipped > MAX_SKIPPED_BYTES:
-                    self._fault = f"it wrote a line of more than {MAX_SKIPPED_BYTES >> 20} MiB"
-                    return None
                 continue
-            if not skipped:
+            if not head:
                 return line
             if (request_id := id_of(head, tail + line)) is not None:
                 return error_answer(request_id, TOO_LARGE, TOO_LARGE_TEXT)
-            head, tail, skipped = b"", b"", 0
+            head = tail = b""
 
     async def send_eof(self) -> None:
         """The SDK never calls this."""
 
     async def aclose(self) -> None:
         self._closed.set()
-
-
-TOO_LARGE_TEXT = f"the answer has more than {MAX_MESSAGE_BYTES >> 20} MiB"
 
 
 def id_of(head: bytes, tail: bytes) -> int | None:
