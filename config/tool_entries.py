@@ -127,13 +127,11 @@ class ToolEntry(Section):
             "token": form != "mcp" or not is_http,
             "cache": self.per == "trajectory" and bool(self.cache),
         }
-        unread = [
-            name for name, is_wrong in wrong.items() if is_wrong and name in self.model_fields_set
-        ]
         if self.only is not None and len(set(self.only)) < len(self.only):
             raise ValueError(f"only={self.only} names a tool twice")
         fields = type(self).model_fields
-        if unread := [name for name in unread if getattr(self, name) != fields[name].default]:
+        set_ones = [name for name in wrong if getattr(self, name) != fields[name].default]
+        if unread := [name for name in set_ones if wrong[name]]:
             raise ValueError(f"{', '.join(unread)}: not read for {form}={shown!r}; leave it out")
         return self
 

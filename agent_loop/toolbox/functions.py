@@ -11,8 +11,9 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from agent_loop.calls.servers import Server
 from agent_loop.row import Row
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
-from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, freed
 from agent_loop.turns.turn_loop import Observation
 from samplers.module_file import line_in, module_of, trace_of
 from tool_server.wire.protocol import (
@@ -222,35 +223,6 @@ async def _awaited(work: Awaitable[Any]) -> Any:
     return task.result()
 
 
-async def outcome_of(
-    run: Run, call: ToolCall, place: str, file: Path, *, may_retry: bool
-) -> dict[str, Any]:
-    """The body of a call's result.
-
-    Args:
-        place: of the function, in messages.
-        file: the user's file, whose line is named.
-        may_retry: whether the entry has `retry`.
-
-    Raises:
-        ToolRejected: the function says that the model made a mistake.
-        ToolUnavailable: the function raised; or the result is too large, no JSON, or has images.
-    """
-    tool = call.tool
-    try:
-        value = await run(copy.deepcopy(call.payload))  # another attempt gets them unchanged
-    except ToolRejected as error:
-        raise ToolRejected(str(error), tool=tool) from error
-    except asyncio.CancelledError:
-        raise
-    except (Exception, SystemExit) as error:
-        if not isinstance(error, Fault):
-            _log_once(place, error)
-        again = Again.COUNTED if may_retry else Again.NEVER
-        raise ToolUnavailable(_raised(place, file, error), tool=tool, again=again) from error
-    return text_body(text_of(value, tool), tool)
-
-
 def _raised(place: str, file: Path, error: BaseException) -> str:
     line = line_in(trace_of(error), str(file.resolve()))
     return f"{place} raised {type(error).__name__}: {error!s:.{MAX_FAULT}}{line}"
@@ -281,7 +253,8 @@ class LocalTool:
 
 
 def local_tool(spec: ToolSpec, route: Route, run: Run, place: str, file: Path) -> LocalTool:
-    """A tool whose function runs on this node.
+    """A tool whose function runs on this node. `ToolRejected` is the model's mistake; whatever else
+    it raises is a fault, as is a result that is too large, no JSON, or has images.
 
     Args:
         route: with its limits; from `local_route` with `not_posted`.
@@ -289,12 +262,23 @@ def local_tool(spec: ToolSpec, route: Route, run: Run, place: str, file: Path) -
         file: the user's file, whose line is named.
     """
     may_retry = route.max_retries > 0
+    may_repeat = bool(route.caches) or may_retry
 
     async def post(call: ToolCall, server: Server) -> ToolResult:
-        body = await outcome_of(run, call, place, file, may_retry=may_retry)
-        return ToolResult(body=body, tool=call.tool, cacheable=True)
+        try:
+            value = await run(copy.deepcopy(call.payload))  # another attempt gets them unchanged
+        except ToolRejected as error:
+            raise ToolRejected(str(error), tool=spec.name) from error
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, Fault):
+                _log_once(place, error)
+            again = Again.COUNTED if may_retry else Again.NEVER
+            raise ToolUnavailable(
+                _raised(place, file, error), tool=spec.name, again=again
+            ) from error
+        body = text_body(text_of(value, spec.name), spec.name)
+        return ToolResult(body=body, tool=spec.name, cacheable=True)
 
-    may_repeat = bool(route.caches) or may_retry
     return LocalTool(spec=spec, route=route.limited(post=post), idempotent=may_repeat)
 
 
@@ -313,57 +297,42 @@ class ClassProvider(ToolProvider):
         super().__init__([LocalTool(spec=definition.spec, route=route)])
         self._definition, self._route = definition, route
 
-    def begin(self, client: ToolClient, row: Row) -> ToolState:
-        return _Instance(self._definition, self._route, row)
+    @asynccontextmanager
+    async def begin(self, client: ToolClient, row: Row) -> AsyncIterator[list[Tool]]:
+        about, made = self._definition, []
 
-
-class _Instance:
-    """The instance of a class for one trajectory."""
-
-    def __init__(self, definition: Definition, route: Route, row: Row) -> None:
-        self._definition, self._route, self._row = definition, route, row
-        self._instance: Any = None
-        self._making: asyncio.Future[Any] | None = None
-        """Constructor and `start` in a thread, which cannot be ended."""
-
-    async def start(self) -> list[Tool]:
-        about = self._definition
-        try:
-            self._making = asyncio.ensure_future(run_in_loop(self._make, about.place, {}))
-            start = await asyncio.shield(self._making)
-            if start is not None:
-                await run_in_loop(start, about.place, {"row": self._row.visible()})
-        except (Exception, SystemExit) as error:
-            _log_once(about.place, error)
-            problem = _raised(about.place, about.path, error)
-            raise ToolUnavailable(
-                f"{problem}, at the start of a trajectory", tool=about.spec.name
-            ) from error
+        def make() -> Any:
+            """Make the instance and start it; an async `start` is returned, for the event loop."""
+            made.append(about.target())
+            start = getattr(made[0], "start", None)
+            if start is None or inspect.iscoroutinefunction(start):
+                return start
+            start(row=row.visible())
+            return None
 
         async def run(arguments: dict[str, Any]) -> Any:
-            return await run_in_loop(self._instance.call, about.place, arguments)
+            return await run_in_loop(made[0].call, about.place, arguments)
 
-        return [local_tool(about.spec, self._route, run, about.place, about.path)]
+        async def end() -> None:
+            await asyncio.wait([making])  # a thread cannot be ended
+            making.exception()
+            if made and (close := getattr(made[0], "close", None)) is not None:
+                try:
+                    await run_in_loop(close, about.place, {})
+                except (Exception, SystemExit) as error:
+                    _log_once(about.place, error)
 
-    def _make(self) -> Any:
-        """Make the instance and start it; an async `start` is returned, for the event loop."""
-        self._instance = self._definition.target()
-        start = getattr(self._instance, "start", None)
-        if start is None or inspect.iscoroutinefunction(start):
-            return start
-        start(row=self._row.visible())
-        return None
-
-    async def close(self) -> None:
-        await asyncio.shield(self._end())  # goes on when nobody waits any longer
-
-    async def _end(self) -> None:
-        if self._making is not None:
-            await asyncio.wait([self._making])
-            self._making.exception()  # `start` has raised it, if anybody waited
-        if (close := getattr(self._instance, "close", None)) is not None:
-            place = self._definition.place
+        making = asyncio.ensure_future(run_in_loop(make, about.place, {}))
+        try:
             try:
-                await run_in_loop(close, place, {})
+                if (start := await asyncio.shield(making)) is not None:
+                    await run_in_loop(start, about.place, {"row": row.visible()})
             except (Exception, SystemExit) as error:
-                _log_once(place, error)
+                _log_once(about.place, error)
+                problem = _raised(about.place, about.path, error)
+                raise ToolUnavailable(
+                    f"{problem}, at the start of a trajectory", tool=about.spec.name
+                ) from error
+            yield [local_tool(about.spec, self._route, run, about.place, about.path)]
+        finally:
+            await freed(end())

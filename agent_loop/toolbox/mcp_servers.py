@@ -11,7 +11,8 @@ twice: its annotations say so, or the entry sets `retry` or `cache`.
 import asyncio
 import hashlib
 import json
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import START_S, Connection
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_LOST, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
-from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState, chosen
+from agent_loop.toolbox.spec import ToolProvider, ToolSpec, chosen, freed
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tool_server.wire.protocol import Again, ToolCall, ToolResult, ToolUnavailable
@@ -85,8 +86,34 @@ class McpProvider(ToolProvider):
             ]
         return self._listed
 
-    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
-        return _TrajectoryServer(self) if self.entry.per == "trajectory" else None
+    @asynccontextmanager
+    async def begin(self, client: ToolClient, row: Row) -> AsyncIterator[list[LocalTool]]:
+        tools = await self.tools()
+        if self.entry.per != "trajectory":
+            yield tools
+            return
+
+        async def post(call: ToolCall, server: Server) -> ToolResult:
+            if connection.is_over:
+                raise ToolUnavailable(
+                    f"{server.url} ended, and the state of the trajectory with it "
+                    f"({await connection.why_closed()}); look for what ended it",
+                    tool=call.tool,
+                )
+            try:
+                return await self.ask(connection, call)
+            except ToolUnavailable as fault:
+                fault.is_away = False  # those of the other trajectories still run
+                raise
+
+        # The deadline of the trajectory bounds the wait for a place.
+        async with nullcontext() if self.servers is None else self.servers.hold_async():
+            connection = self.connect()
+            try:
+                await connection.started()
+                yield [replace(tool, route=tool.route.limited(post=post)) for tool in tools]
+            finally:
+                await freed(connection.close())
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -145,43 +172,6 @@ class McpProvider(ToolProvider):
             route=replace(self._route, key=f"mcp:{digest}"),
             idempotent=bool(may_repeat or self.entry.retry or self.entry.cache),
         )
-
-
-class _TrajectoryServer:
-    """The server of one trajectory."""
-
-    def __init__(self, provider: McpProvider) -> None:
-        self._provider = provider
-        self._resources = AsyncExitStack()
-        self._connection: Connection | None = None
-
-    async def start(self) -> list[Tool]:
-        provider = self._provider
-        tools = await provider.tools()
-        if provider.servers is not None:  # the deadline of the trajectory bounds the wait
-            await self._resources.enter_async_context(provider.servers.hold_async())
-        connection = self._connection = provider.connect()
-        self._resources.push_async_callback(connection.close)
-        await connection.started()
-        return [replace(tool, route=tool.route.limited(post=self._post)) for tool in tools]
-
-    async def close(self) -> None:
-        await self._resources.aclose()
-
-    async def _post(self, call: ToolCall, server: Server) -> ToolResult:
-        connection = self._connection
-        assert connection is not None, "a call before start()"
-        if connection.is_over:
-            raise ToolUnavailable(
-                f"{server.url} ended, and the state of the trajectory with it "
-                f"({await connection.why_closed()}); look for what ended it",
-                tool=call.tool,
-            )
-        try:
-            return await self._provider.ask(connection, call)
-        except ToolUnavailable as fault:
-            fault.is_away = False  # those of the other trajectories still run
-            raise
 
 
 def spec_of(tool: "types.Tool") -> ToolSpec:

@@ -1,14 +1,14 @@
 """The tools of the tool server (`run_code`, `search`, `calculate`) as tools that a model names."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from agent_loop.row import Row
 from agent_loop.tool_actions import calculate, run_code, search
-from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, freed
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import Fault, end_session_call
 
@@ -109,19 +109,10 @@ class ToolServerProvider(ToolProvider):
         }
         return [_ServerTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
 
-    def begin(self, client: "ToolClient", row: Row) -> "ToolState | None":
-        return _InterpreterState(self, client) if self._keeps_state else None
-
-
-class _InterpreterState:
-    """The interpreter of one trajectory."""
-
-    def __init__(self, provider: ToolServerProvider, client: "ToolClient") -> None:
-        self._provider, self._client = provider, client
-        self._runner = CodeRunner(persistent=True)
-
-    async def start(self) -> list[Tool]:
-        return self._provider.tools_with(self._runner)
-
-    async def close(self) -> None:
-        await self._runner.close(self._client)
+    @asynccontextmanager
+    async def begin(self, client: "ToolClient", row: Row) -> AsyncIterator[Sequence[Tool]]:
+        runner = CodeRunner(persistent=self._keeps_state)
+        try:
+            yield self.tools_with(runner)
+        finally:
+            await freed(runner.close(client))

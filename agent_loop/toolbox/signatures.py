@@ -1,7 +1,7 @@
 """The signature of a function in a file, read without running the file (`where: sandbox`).
 
 A function object is made of the function's arguments, type hints and docstring alone. Type hints
-may use built-in types and names of `typing`; a default is kept if it is a literal.
+may use built-in types and names of `typing`.
 """
 
 import ast
@@ -41,10 +41,9 @@ def _made(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if argument.annotation is not None:
             argument.annotation = _hint(argument.annotation)
-    arguments.defaults = [_literal(default) for default in arguments.defaults]
-    arguments.kw_defaults = [
-        None if default is None else _literal(default) for default in arguments.kw_defaults
-    ]
+    none = ast.Constant(None)  # a schema has no defaults; it says which arguments have one
+    arguments.defaults = [none for _ in arguments.defaults]
+    arguments.kw_defaults = [default and none for default in arguments.kw_defaults]
     docstring = ast.Expr(ast.Constant(ast.get_docstring(node) or ""))
     plain = ast.FunctionDef(name=node.name, args=arguments, body=[docstring], decorator_list=[])
     module = ast.fix_missing_locations(ast.Module(body=[plain], type_ignores=[]))
@@ -83,11 +82,3 @@ def _hint(annotation: ast.expr) -> ast.expr:
                 "is not run to read it; write another hint"
             )
     return hint
-
-
-def _literal(default: ast.expr) -> ast.expr:
-    try:
-        ast.literal_eval(default)
-    except ValueError:
-        return ast.Constant(None)
-    return default

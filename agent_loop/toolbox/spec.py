@@ -7,15 +7,19 @@ the argument and the rule.
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from agent_loop.deadline import CLOSE_S
 from agent_loop.json_schemas import CheckTooLong, broken_rule, check_schema, validator_of
 from agent_loop.row import Row
 from agent_loop.turns.tags import ActionKind
+from config.compat import timeout
+from tool_server.wire.protocol import ToolUnavailable
 
 if TYPE_CHECKING:
     from agent_loop.calls.client import ToolClient
@@ -204,17 +208,10 @@ class Tool(Protocol):
         ...
 
 
-class ToolState(Protocol):
-    """What the tools of an entry keep during one trajectory: an instance of a class, a server, an
-    interpreter."""
-
-    async def start(self) -> Sequence[Tool]:
-        """Make the state; the tools of this trajectory, with the specs of `ToolProvider.tools`."""
-        ...
-
-    async def close(self) -> None:
-        """Free the state. It is always called, also if `start` raised."""
-        ...
+ToolState = AbstractAsyncContextManager[Sequence[Tool]]
+"""What the tools of an entry keep during one trajectory: an instance of a class, a server, an
+interpreter. It is made and freed by `async with`, which gives the tools of this trajectory, with
+the specs of `ToolProvider.tools`."""
 
 
 class ToolProvider:
@@ -240,18 +237,25 @@ class ToolProvider:
         """
         return self._tools
 
-    def begin(self, client: "ToolClient", row: Row) -> ToolState | None:
-        """The state of one trajectory; None if the tools have none.
+    def begin(self, client: "ToolClient", row: Row) -> ToolState:
+        """The state of one trajectory.
 
         Args:
             client: of the trajectory's source.
             row: the fields of the dataset's row.
         """
-        return None
+        return nullcontext(())
 
     async def close(self) -> None:
         if self._close is not None:
             await self._close()
+
+
+async def freed(work: Coroutine[Any, Any, None]) -> None:
+    """Free some state. After `CLOSE_S` nobody waits any longer, and it goes on by itself."""
+    with suppress(TimeoutError, ToolUnavailable):
+        async with timeout(CLOSE_S):
+            await asyncio.shield(work)
 
 
 def chosen(only: Sequence[str] | None, there: Mapping[str, T]) -> list[T]:

@@ -1,21 +1,22 @@
 """The tools of one source, opened once for an event loop, and their state for each trajectory."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from typing import Any
 
 from agent_loop.calls.child_process import uninterrupted
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.servers import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from agent_loop.deadline import CLOSE_S, Deadline
+from agent_loop.deadline import Deadline
 from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState, mistake_of
 from agent_loop.turns.turn_loop import Observation
 from agent_loop.watchdog import SharedWait, waits_for
-from config.compat import gather_all, timeout
+from config.compat import gather_all
 from tool_server.wire.protocol import Again, ToolUnavailable
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,15 @@ class Toolbox:
 
     async def _listed(self) -> dict[str, Tool]:
         lists = await gather_all([self._listed_by(provider) for _, provider in self._providers])
-        return by_name([tool for tools in lists for tool in tools])
+        found: dict[str, Tool] = {}
+        for tool in itertools.chain(*lists):
+            if tool.spec.name in found:
+                raise ValueError(
+                    f"two tools are called {tool.spec.name!r}: a model calls a tool by its name; "
+                    "leave one out with `only`, or rename a function"
+                )
+            found[tool.spec.name] = tool
+        return found
 
     async def _listed_by(self, provider: ToolProvider) -> Sequence[Tool]:
         """The tools of an entry. While its server is away, it is tried again until the deadline."""
@@ -97,7 +106,7 @@ class Toolbox:
         # In one order: if two trajectories waited for each other's server, neither would begin.
         in_order = sorted(self._providers, key=lambda named: named[0])
         states = [provider.begin(client, row) for _, provider in in_order]
-        return TrajectoryTools(self._tools, client, [*filter(None, states)])
+        return TrajectoryTools(self._tools, client, states)
 
 
 class TrajectoryTools:
@@ -108,20 +117,20 @@ class TrajectoryTools:
     ) -> None:
         self._tools, self._client, self._states = dict(tools), client, states
         self._specs = {name: tool.spec for name, tool in tools.items()}
+        self._entered = AsyncExitStack()
 
     async def __aenter__(self) -> "TrajectoryTools":
         try:
             for state in self._states:
-                self._tools.update({tool.spec.name: tool for tool in await state.start()})
+                for tool in await self._entered.enter_async_context(state):
+                    self._tools[tool.spec.name] = tool
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Free the state of all entries, within `CLOSE_S`, also if the trajectory is cancelled."""
-        if self._states:
-            await uninterrupted(_all_closed(self._states))
+        await uninterrupted(self._entered.aclose())
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """Call a tool. An unknown tool and arguments that break its schema are the model's
@@ -129,32 +138,3 @@ class TrajectoryTools:
         if (problem := await mistake_of(name, arguments, self._specs)) is not None:
             return mistake(problem)
         return await self._tools[name].call(self._client, arguments)
-
-
-async def _all_closed(states: Sequence[ToolState]) -> None:
-    for error in await asyncio.gather(*map(_closed, states), return_exceptions=True):
-        if error is not None:
-            raise error
-
-
-async def _closed(state: ToolState) -> None:
-    with suppress(TimeoutError, ToolUnavailable):
-        async with timeout(CLOSE_S):
-            await state.close()
-
-
-def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
-    """Name -> tool.
-
-    Raises:
-        ValueError: two tools have one name.
-    """
-    found: dict[str, Tool] = {}
-    for tool in tools:
-        if tool.spec.name in found:
-            raise ValueError(
-                f"two tools are called {tool.spec.name!r}: a model calls a tool by its name; leave "
-                "one out with `only`, or rename a function"
-            )
-        found[tool.spec.name] = tool
-    return found

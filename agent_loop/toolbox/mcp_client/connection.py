@@ -181,18 +181,16 @@ class Connection:
     def _failure_of(self, error: BaseException, is_late: bool) -> tuple[str, bool]:
         if isinstance(error, _Refused):
             return str(error), True
-        name, remedy = self._target.name, self._remedy
-        state = self._process.state() if self._process is not None else ""
-        if is_late:
-            after = f"; {state}" if state else ""
-            problem = f"{name} did not list its tools within {self._start_s:g} s{after}; {remedy}"
-            return problem, False
-        message = self._target.hidden(str(error))[:MAX_ERROR] or type(error).__name__
+        target, remedy = self._target, self._remedy
         code, data = getattr(error, "code", 0), getattr(error, "data", None)
         status = data.get("status", 0) if code == HTTP_STATUS and isinstance(data, dict) else 0
         if status in (401, 403):
-            remedy = remedy_for(status, self._target.token_variable)
-        return f"{name} did not start: {state or message}; {remedy}", 400 <= status < 500
+            remedy = remedy_for(status, target.token_variable)
+        problem = f"it did not list its tools within {self._start_s:g} s" if is_late else ""
+        state = self._process.state() if self._process is not None else ""
+        known = "; ".join(filter(None, [problem, state]))
+        message = target.hidden(str(error))[:MAX_ERROR] or type(error).__name__
+        return f"{target.name} did not start: {known or message}; {remedy}", 400 <= status < 500
 
 
 def _first(error: BaseException) -> BaseException:

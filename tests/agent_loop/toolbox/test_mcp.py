@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ from rate_limit.slots import FileSlots
 from tests.agent_loop.toolbox.mcp_rig import (
     LINES,
     CountingLimiter,
+    Rig,
     listed,
     opened,
     resident_mb,
@@ -315,21 +319,22 @@ async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
 # --- a server for each trajectory -----------------------------------------------------------------
 
 
+@asynccontextmanager
+async def begun(rig: Rig) -> AsyncIterator[dict[str, Any]]:
+    async with rig.provider.begin(rig.client, Row(source="shop")) as tools:
+        yield {tool.spec.name: tool for tool in tools}
+
+
 async def test_each_trajectory_has_its_server_which_ends_with_it(tmp_path):
     async with opened(tmp_path, per="trajectory", slots=2) as rig:
         assert not _children()  # that of the listing has ended
-        states = [rig.provider.begin(rig.client, Row(source="shop")) for _ in range(2)]
-        counts = []
-        for state in states:
-            assert state is not None
-            tools = {tool.spec.name: tool for tool in await state.start()}
-            counts += [(await tools["count"].call(rig.client, {})).text for _ in range(2)]
-        assert counts == ["1", "2", "1", "2"]
         servers = rig.provider.servers
-        assert servers is not None and in_use(servers) == len(_children()) == 2
-        for state in states:
-            assert state is not None
-            await state.close()
+        assert servers is not None
+        async with begun(rig) as one, begun(rig) as two:
+            for tools in (one, two):
+                counts = [(await tools["count"].call(rig.client, {})).text for _ in range(2)]
+                assert counts == ["1", "2"]
+            assert in_use(servers) == len(_children()) == 2
         assert in_use(servers) == len(_children()) == 0
 
 
@@ -338,14 +343,9 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
         began = asyncio.Event()
 
         async def trajectory() -> None:
-            state = rig.provider.begin(rig.client, Row(source="shop"))
-            assert state is not None
-            try:
-                tools = {tool.spec.name: tool for tool in await state.start()}
+            async with begun(rig) as tools:
                 began.set()
                 await tools["hang"].call(rig.client, {})
-            finally:
-                await state.close()
 
         task = asyncio.create_task(trajectory())
         await began.wait()
@@ -364,16 +364,12 @@ async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
 
 
 async def test_a_trajectory_whose_server_died_has_lost_its_state(tmp_path):
-    async with opened(tmp_path, per="trajectory") as rig:
-        state = rig.provider.begin(rig.client, Row(source="shop"))
-        assert state is not None
-        tools = {tool.spec.name: tool for tool in await state.start()}
+    async with opened(tmp_path, per="trajectory") as rig, begun(rig) as tools:
         with pytest.raises(ToolUnavailable, match="ended during the call"):
             await tools["die"].call(rig.client, {"x": 4})
         with pytest.raises(ToolUnavailable, match=r"and the state of the trajectory.*code 4"):
             await tools["echo"].call(rig.client, {"x": "a"})
         assert rig.provider._route.servers.all[0].failures_in_a_row == 0
-        await state.close()
 
 
 # --- no process is left ---------------------------------------------------------------------------

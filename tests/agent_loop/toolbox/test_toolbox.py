@@ -16,11 +16,12 @@ import pytest
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.own_limits import limited, own_state_path
+from agent_loop.deadline import CLOSE_S
 from agent_loop.row import Row
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.toolbox.toolbox import CLOSE_S, TrajectoryTools
+from agent_loop.toolbox.toolbox import TrajectoryTools
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import ToolEntry, as_entry
@@ -262,7 +263,7 @@ async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
 async def test_what_a_cancelled_start_still_makes_in_its_thread_is_freed_after_it(
     close_s: float, tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("agent_loop.toolbox.toolbox.CLOSE_S", close_s)
+    monkeypatch.setattr("agent_loop.toolbox.spec.CLOSE_S", close_s)
     (tmp_path / "shop.py").write_text(_SLOW_START)
     async with box(entry(f"{tmp_path}/shop.py:Shop")) as tools:
         shop = definition_of(f"{tmp_path}/shop.py", "Shop").target
@@ -341,20 +342,15 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
     ended: list[str] = []
     begun, may_end = asyncio.Event(), asyncio.Event()
 
-    class Slow:
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        async def start(self) -> list[Any]:
-            return []
-
-        async def close(self) -> None:
-            begun.set()
-            await may_end.wait()
-            ended.append(self._name)
+    @asynccontextmanager
+    async def slow(name: str) -> AsyncIterator[list[Any]]:
+        yield []
+        begun.set()
+        await may_end.wait()
+        ended.append(name)
 
     async def trajectory() -> None:
-        states = [Slow(name) for name in "abc"]
+        states = [slow(name) for name in "abc"]
         async with TrajectoryTools({}, ToolClient("http://x", limiter=None), states):
             pass
 
