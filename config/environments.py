@@ -27,7 +27,6 @@ ENVIRONMENT_AGENT = "environment"
 ADAPTERS = {
     "openenv": "agent_loop.environments.openenv_client:OpenEnv",
     "textarena": "agent_loop.environments.textarena_game:TextArenaGame",
-    "verifiers": "agent_loop.environments.verifiers_task:VerifiersTask",
 }
 """Environments of other projects: name in `use` -> module and class."""
 
@@ -40,7 +39,7 @@ class EnvironmentEntry(Section):
 
     use: str
     """`path/to/file.py:Class`; or an http(s) URL of a server of environments (docs/environments.md
-    has its protocol); or `textarena`, `openenv` or `verifiers`."""
+    has its protocol); or `textarena` or `openenv`."""
 
     options: dict[str, Any] = {}
     """Arguments of the class. A server gets them with each reset."""
@@ -54,7 +53,7 @@ class EnvironmentEntry(Section):
     ended. None: process; loop for `openenv`, which is a client of a server."""
 
     python: str | None = None
-    """Of a class in a process: another Python interpreter, as `/opt/verifiers/bin/python`, whose
+    """Of a class in a process: another Python interpreter, as `/opt/games/bin/python`, whose
     packages may differ from those of the run. It needs the package aiohttp. None: the run's."""
 
     env: list[str] = []
@@ -76,6 +75,13 @@ class EnvironmentEntry(Section):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
+        if self.use == "verifiers":
+            raise ValueError(
+                "use='verifiers': verifiers drives its agent itself, so its tasks are played by an "
+                "agent of the gateway; leave `environment` out, and run "
+                "docs/examples/verifiers_agent.py as the source's agent (docs/environments.md has "
+                "the config)"
+            )
         if not self.is_url and self.class_name is None:
             raise ValueError(
                 f"use={self.use!r} is no path/to/file.py:Class, no http(s) URL and none of "

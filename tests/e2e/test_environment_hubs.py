@@ -5,16 +5,23 @@ for the same seed and actions without this one.
 """
 
 import asyncio
+import json
 import os
 import random
+import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from agent_loop.gateway.mcp import McpEndpoint
+from agent_loop.gateway.program import AgentProgram
+from agent_loop.gateway.server import Gateway
+from agent_loop.gateway.session import Session
+from tests.agent_loop.gateway.test_session import session_of
 from tests.fakes.environment_hubs.rig import (
     HUBS,
     ROOT,
@@ -166,145 +173,83 @@ async def test_faults_of_an_openenv_server_are_typed_and_leave_no_session(openen
             await episode.end()
 
 
-@asynccontextmanager
-async def verifiers_entry(
-    how: str, python: Path, options: dict[str, Any]
-) -> AsyncIterator[tuple[dict[str, Any], Any]]:
-    """The entry of an environment of verifiers, in a process of the run or at a server."""
-    if how == "process":
-        env = ["PYTHONPATH", *(name for name in ("NLTK_DATA",) if name in os.environ)]
-        yield {"use": "verifiers", "python": str(python), "env": env, "options": options}, None
-        return
-    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}"
-    module = "agent_loop.environments.verifiers_task:VerifiersTask"
-    command = [python, "-m", "agent_loop.environments.serve", module, "--port", str(port)]
-    async with serving(command, url, stdout=asyncio.subprocess.DEVNULL) as program:
-        yield {"use": url, "options": options}, program
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+async def played(python: Path, said: list[str], seed: int, *settings: str) -> tuple[Any, Session]:
+    """A task of verifiers as an agent of the gateway in which the policy says this: how the program
+    ended, and the session."""
+    session = session_of(
+        "hermes",
+        [f"{text}<|im_end|>" for text in said],
+        prompt_length=99_999,
+        response_length=99_999,
+        takes_reward=True,
+    )
+    gateway = Gateway()
+    command = [str(python), f"{ROOT}/docs/examples/verifiers_agent.py", *settings]
+    env = [name for name in ("PYTHONPATH", "NLTK_DATA") if name in os.environ]
+    program = AgentProgram(shlex.join(command), where="host", env=env)
+    try:
+        address = await gateway.open(session, McpEndpoint(session, {}, _no_tool))
+        row = json.dumps({"extras": {"seed": seed}}).encode()
+        end = await program.run(address.variables, row, port=gateway.port, socket=gateway.socket)
+    finally:
+        await gateway.close()
+    return end, session
+
+
+async def _no_tool(*_: Any) -> NoReturn:
+    raise AssertionError("a taskset's tools are its own")
 
 
 @pytest.fixture
 def tasksets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HUBS / 'tasksets'}")
+    monkeypatch.setenv("PYTHONPATH", str(HUBS / "tasksets"))
 
 
-@pytest.mark.parametrize("how", ["process", "http"])
-async def test_an_episode_of_verifiers_bundled_taskset_has_the_reward_of_the_game(
-    how: str, verifiers: Path, tasksets: None, words: Path
+async def test_a_game_of_verifiers_bundled_taskset_has_its_reward(
+    verifiers: Path, tasksets: None, words: Path
 ):
     seed, actions = 3, ["[t]", "[a] or so", "[e]", "[light]"]
-    options = {"taskset": "textarena", "config": {"game": "Hangman-v0"}}
-    async with verifiers_entry(how, verifiers, options) as (entry, _), opened(**entry) as hub:
-        episode = await hub.begin(seed)
-        assert [each["role"] for each in episode.start.messages] == ["system", "user"]
-        assert "Hangman" in episode.start.messages[1]["content"]
-        steps = [(await episode.step(action))[0] for action in actions]
-        await episode.end()
-    alone = bare(verifiers, "hangman", seed, actions, env={**os.environ})
-    assert episode.rewards == alone and alone[-1] == 1.0
-    assert steps[-1].done and steps[-1].info == {"game_reward": 1.0}
+    end, session = await played(verifiers, actions, seed, "textarena", '{"game": "Hangman-v0"}')
+    assert end.exit_code == 0, end.stderr
+    [alone] = bare(verifiers, "hangman", seed, actions, env={**os.environ})[-1:]
+    [row] = session.rollouts()
+    assert session.reward == alone == 1.0 and len(row.turns) == len(actions)
 
 
-@pytest.mark.parametrize("how", ["process", "http"])
-async def test_an_episode_of_a_taskset_of_one_s_own(how: str, verifiers: Path, tasksets: None):
-    seed = 2
-    number = random.Random(seed).randint(1, 20)
-    options = {"taskset": "mixed-guess", "config": {"most": 20}, "env": {"lives": 2}}
-    async with verifiers_entry(how, verifiers, options) as (entry, _), opened(**entry) as hub:
-        won, lost = await asyncio.gather(hub.begin(seed), hub.begin(seed))
-        said, _ = await won.step(str(number + 1))
-        last, _ = await won.step(str(number))
-        for _ in range(2):
-            await lost.step("I do not know")
-        await asyncio.gather(won.end(), lost.end())
-        with pytest.raises(ToolUnavailable, match="no task with this number"):
-            await hub.begin(4)
-    assert won.start.messages[0] == {"role": "system", "content": "Write the number alone."}
-    assert said.observation == "lower"
-    assert (won.rewards, lost.rewards) == ([0.0, 1.5], [0.0, 0.0])
-    assert last.info == {"guessed": 1.5, "lives": 2.0}
+NUMBER = random.Random(2).randint(1, 20)
+PLAYED = {
+    "won": ([f"{NUMBER + 1}", f"{NUMBER}"], "mixed-guess", 1.5),
+    "lost": (["I do not know"] * 2, "mixed-guess", 0.0),
+    "with a tool": ([call("calculator_add", '{"a": 2, "b": 2}'), "It is 4."], "mixed-sums", 1.0),
+}
 
 
-async def test_a_task_of_verifiers_with_a_tool(verifiers: Path, tasksets: None):
-    options = {"taskset": "mixed-sums"}
-    async with (
-        verifiers_entry("process", verifiers, options) as (entry, _),
-        opened(**entry) as hub,
-    ):
-        episode = await hub.begin(1)
-        [tool] = episode.start.tools
-        name = tool["function"]["name"]
-        called, _ = await episode.step({"name": name, "arguments": {"a": 1, "b": 2}})
-        last, _ = await episode.step("It is 3.")
-        given_up = await hub.begin(1)  # its tool's process ends with the provider
-        assert not given_up.is_over
-    assert called.observation == "3" and last.done and episode.reward == 1.0
-
-
-async def test_an_episode_that_a_time_limit_of_verifiers_cut_is_lost(
-    verifiers: Path, tasksets: None
-):
-    options = {"taskset": "mixed-guess", "config": {"limit_s": 1.0}}
-    async with (
-        verifiers_entry("process", verifiers, options) as (entry, _),
-        opened(**entry) as hub,
-    ):
-        episode = await hub.begin(0)
-        await asyncio.sleep(1.5)  # the engine is slow
-        with pytest.raises(ToolUnavailable, match="a time limit of verifiers cut the episode"):
-            await episode.step("1")
-
-
-async def test_faults_of_verifiers_are_typed(verifiers: Path, tasksets: None):
-    options = {"taskset": "mixed-guess"}
-    async with (
-        verifiers_entry("http", verifiers, options) as (entry, program),
-        opened(**entry) as hub,
-    ):
-        episode = await hub.begin(0)
-        with pytest.raises(ToolUnavailable, match="the game is broken"):
-            await episode.step("crash")
-        episode = await hub.begin(0)
-        program.kill()
-        await program.wait()
-        with pytest.raises(ToolUnavailable):
-            await episode.step("1")
+@pytest.mark.parametrize("how", PLAYED)
+async def test_a_taskset_of_one_s_own(how: str, verifiers: Path, tasksets: None):
+    said, taskset, reward = PLAYED[how]
+    settings = ['{"most": 20}', '{"lives": 2}'] if taskset == "mixed-guess" else []
+    end, session = await played(verifiers, said, 2, taskset, *settings)
+    assert end.exit_code == 0, end.stderr
+    [row] = session.rollouts()
+    assert session.reward == reward and len(row.turns) == 2
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("said", "config", "why"),
     [
-        ({"taskset": "harbor"}, "containers of Docker"),
-        ({"taskset": "nemo_gym", "config": {"dataset": "rows.jsonl"}}, "downloads NeMo Gym"),
-        ({"taskset": "openenv", "config": {"env": "echo"}}, "use: openenv"),
-        ({"taskset": "nowhere"}, "not found"),
-        (
-            {"taskset": "mixed-guess", "env": {"player": {"runtime": {"type": "docker"}}}},
-            "needs containers or an account",
-        ),
-        (
-            {"taskset": "mixed-guess", "env": {"player": {"timeout": {"rollout": 60}}}},
-            "env.player.timeout cuts episodes",
-        ),
-        (
-            {"taskset": "mixed-guess", "env": {"timeout": {"episode": 60}}},
-            "env.timeout cuts episodes",
-        ),
-        (
-            {"taskset": "mixed-guess", "env": {"id": "agentic_judge"}},
-            "the policy plays one role",
-        ),
+        (["crash"], "{}", "the game is broken"),
+        (["1"], '{"limit_s": 0.01}', "cut by a time limit"),
     ],
-    ids=lambda value: str(value)[:40],
 )
-async def test_what_needs_a_network_or_an_account_is_refused_by_name(
-    options: dict[str, Any], said: str, verifiers: Path, tasksets: None
+async def test_an_episode_of_verifiers_that_says_nothing_of_the_policy_has_no_reward(
+    said: list[str], config: str, why: str, verifiers: Path, tasksets: None
 ):
-    async with (
-        verifiers_entry("process", verifiers, options) as (entry, _),
-        opened(**entry) as hub,
-    ):
-        with pytest.raises(ToolUnavailable, match=said):
-            await hub.begin(0)
+    end, session = await played(verifiers, said, 0, "mixed-guess", config)
+    assert end.exit_code == 1 and why in end.stderr and session.reward is None
 
 
 async def test_an_environment_of_gymnasium(games: Path):

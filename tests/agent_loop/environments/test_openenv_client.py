@@ -230,7 +230,6 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch):
     {
         "openenv": "needs OpenEnv's client",
         "textarena": "install the extra `textarena` of this project",
-        "verifiers": "needs verifiers 0",
     }.items(),
 )
 def test_without_its_package_an_environment_is_refused_when_it_is_named(use: str, says: str):

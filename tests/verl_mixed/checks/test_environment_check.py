@@ -102,7 +102,8 @@ def test_the_first_messages_are_those_of_the_first_row(planned: Config):
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("maze", "none of openenv, textarena, verifiers"),
+        ("maze", "none of openenv, textarena"),
+        ("verifiers", "run docs/examples/verifiers_agent.py as the source's agent"),
         ({"use": "http://a", "where": "loop"}, "where: not read for use='http://a'"),
         ({"use": "a.py:B", "token": "T"}, "token: not read"),
         ({"use": "a.py:B", "where": "loop", "python": "p"}, "python: not read"),
