@@ -54,7 +54,7 @@ class EnvironmentEntry(Section):
 
     python: str | None = None
     """Of a class in a process: another Python interpreter, as `/opt/games/bin/python`, whose
-    packages may differ from those of the run. It needs the package aiohttp. None: the run's."""
+    packages may differ from those of the run. It needs none of ours. None: the run's."""
 
     env: list[str] = []
     """Of a class in a process: names of environment variables that it gets, beside PATH, HOME, USER

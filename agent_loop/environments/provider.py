@@ -1,4 +1,4 @@
-"""The environment of one source: its sessions, and the limits, deadlines and faults of its calls.
+"""The environment of one source: its episodes, and the limits, deadlines and faults of its calls.
 
 Each reset and step is a call of the tool client: it passes the run's limiter and slots, those of
 the entry, and the deadline of a call. A call that was certainly not executed, because the server is
@@ -20,12 +20,7 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import local_route
 from agent_loop.calls.servers import Server
 from agent_loop.deadline import CLOSE_S
-from agent_loop.environments.backends import (
-    Backend,
-    HttpBackend,
-    LoopBackend,
-    ProcessBackend,
-)
+from agent_loop.environments.backends import Backend, HttpBackend, LoopBackend, ProcessBackend
 from agent_loop.environments.episode import InvalidAnswer, Start, Step, start_of, step_of
 from agent_loop.rewards.number import WANTED, reward_number
 from agent_loop.row import Row
@@ -51,7 +46,7 @@ class EnvironmentProvider:
 
     def __init__(self, entry: EnvironmentEntry, client: ToolClient) -> None:
         self.entry = entry
-        self._backend = _backend_of(entry, client)
+        self.backend = _backend_of(entry, client)
         route = local_route(
             without_secrets(entry.use),
             self._post,
@@ -72,42 +67,25 @@ class EnvironmentProvider:
         Raises:
             ToolUnavailable: the environment failed, or gave no valid start in time.
         """
-        await self._backend.ready()  # the start of a server is not in the time of a reset
+        await self.backend.ready()  # the start of a program is not in the time of a reset
+        client = client.on(self._route)  # once, because this copies the client
         # The ground truth is in it, because the environment judges.
         seen = {**row.visible(), "ground_truth": row.ground_truth}
-        client = client.on(self._route)  # once, because this copies the client
-        result = await self._call(client, {"op": "reset", "row": seen})
-        body = result.body
-        session = str(body.get("session"))
+        body = (await self.call(client, {"op": "reset", "row": seen})).body
+        session = body.get("session")
         try:
             start = start_of(body.get("messages"), body.get("tools"))
         except InvalidAnswer as error:
             await self.end(session)
-            raise self._broken(error) from error
+            raise self.broken(error) from error
         return Episode(self, client, session, start)
 
-    async def step(self, client: ToolClient, session: str, action: Any) -> tuple[Step, ToolResult]:
-        """Take one action; see `Environment.step`.
-
-        Args:
-            client: of the episode.
-
-        Raises:
-            ToolRejected: the action is invalid.
-            ToolUnavailable: the environment failed, or gave no valid answer in time.
-        """
-        result = await self._call(client, {"op": "step", "session": session, "action": action})
-        try:
-            return step_of(result.body["answer"]), result
-        except InvalidAnswer as error:
-            raise self._broken(error) from error
-
-    async def end(self, session: str) -> None:
+    async def end(self, session: Any) -> None:
         """End a session. What fails then is logged, because the trajectory is complete."""
         limit = timeout(CLOSE_S)
         try:
             async with limit:
-                await self._backend.end(session)
+                await self.backend.end(session)
         except Fault as error:
             logger.warning("environment=%s did not close: %s", self.entry.name, error)
         except TimeoutError:
@@ -116,24 +94,30 @@ class EnvironmentProvider:
             logger.warning("environment=%s did not close in %g s", self.entry.name, CLOSE_S)
 
     async def close(self) -> None:
-        await self._backend.close()
+        await self.backend.close()
 
-    async def _call(self, client: ToolClient, payload: dict[str, Any]) -> ToolResult:
-        call = ToolCall(tool=self.entry.name, payload=payload, idempotent=False)
-        return await client.call(call)
+    async def call(self, client: ToolClient, payload: dict[str, Any]) -> ToolResult:
+        """Make a reset or a step.
+
+        Raises:
+            ToolRejected: the action is invalid.
+            ToolUnavailable: the environment failed, or gave no valid answer in time.
+        """
+        return await client.call(ToolCall(tool=self.entry.name, payload=payload, idempotent=False))
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
         given = call.payload
         try:
             if given["op"] == "reset":
-                body = await self._backend.reset(given["row"])
+                body = await self.backend.reset(given["row"])
             else:
-                body = {"answer": await self._backend.step(given["session"], given["action"])}
+                body = {"step": await self.backend.step(given["session"], given["action"])}
         except InvalidAnswer as error:
-            raise self._broken(error) from error
+            raise self.broken(error) from error
         return ToolResult(body=body, tool=call.tool, cacheable=False)
 
-    def _broken(self, error: InvalidAnswer) -> ToolUnavailable:
+    def broken(self, error: InvalidAnswer) -> ToolUnavailable:
+        """The fault of an environment that answers what is not in the protocol."""
         return ToolUnavailable(
             f"environment={self.entry.name} breaks its protocol: {error}", tool=self.entry.name
         )
@@ -143,7 +127,7 @@ class Episode:
     """One session of an environment."""
 
     def __init__(
-        self, provider: EnvironmentProvider, client: ToolClient, session: str, start: Start
+        self, provider: EnvironmentProvider, client: ToolClient, session: Any, start: Start
     ) -> None:
         self._provider, self._client, self._session = provider, client, session
         self.start = start
@@ -157,13 +141,18 @@ class Episode:
         """Of the last step that had one."""
 
     async def step(self, action: Any) -> tuple[Step, ToolResult]:
-        """As `EnvironmentProvider.step`."""
-        step, result = await self._provider.step(self._client, self._session, action)
-        self.rewards.append(step.reward)
-        if reward_number(self.reward) is None:
-            raise self._provider._broken(
-                InvalidAnswer(f"the rewards of its steps sum to {self.reward:g}: want {WANTED}")
-            )
+        """Take one action; see `Environment.step`. Raises as `EnvironmentProvider.call`."""
+        asked = {"op": "step", "session": self._session, "action": action}
+        result = await self._provider.call(self._client, asked)
+        try:
+            step = step_of(result.body["step"])
+            self.rewards.append(step.reward)
+            if reward_number(self.reward) is None:
+                raise InvalidAnswer(
+                    f"the rewards of its steps sum to {self.reward:g}: want {WANTED}"
+                )
+        except InvalidAnswer as error:
+            raise self._provider.broken(error) from error
         self.is_over, self.info = step.done, step.info or self.info
         return step, result
 
@@ -183,5 +172,5 @@ def _backend_of(entry: EnvironmentEntry, client: ToolClient) -> Backend:
         token = os.environ.get(entry.token, "") if entry.token else ""
         if entry.token and not token:
             raise ValueError(f"token={entry.token}: this environment variable is not set; set it")
-        return HttpBackend(entry, client.session, entry.use, token)
+        return HttpBackend(entry, client.session, token)
     return LoopBackend(entry) if entry.lives_in == "loop" else ProcessBackend(entry)

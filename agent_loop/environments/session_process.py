@@ -1,8 +1,9 @@
 """The process of one session: an environment's instance that answers over a socket.
 
-Standard library only, because it also runs in the interpreters of other environments. The process
-is forked from a server that has imported the class. A message is 4 bytes of length, big-endian, and
-JSON. When its socket ends, as it does when the server dies, a guard kills all that it has started.
+Standard library only, because it also runs in the interpreters of other environments. `main` is a
+program that has imported the class and forks a process for each session. A message is 4 bytes of
+length, big-endian, and JSON. When its socket ends, as it does when the worker ends the session or
+dies, a guard kills the process and all that it has started.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from agent_loop.environments.episode import InvalidAction, InvalidAnswer, start_of, step_of
-from agent_loop.environments.instances import made
+from agent_loop.environments.instances import class_of, made
 from tool_server.isolation.guard import guard
 
 HEAD = struct.Struct(">I")
@@ -29,22 +30,50 @@ MAX_TRACE = 1500
 """Characters of a traceback in a message, its end."""
 
 
-def serve_forked(own: socket.socket, kind: Any) -> NoReturn:
-    """Answer requests on a socket until it ends; called in the forked process, never returns."""
+def main() -> None:
+    """Import a class, write a byte to the socket on stdin, and begin a session on each socket that
+    comes there, until it ends."""
+    control = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    try:
+        kind = class_of(sys.argv[1])
+    except ValueError as error:
+        sys.exit(str(error))
+    control.send(b"+")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel clears up after sessions
+    while (given := socket.recv_fds(control, 1, 1))[0]:
+        with socket.socket(fileno=given[1][0]) as own, suppress(OSError):  # of fork: no process
+            if not os.fork():
+                _serve(own, kind)
+
+
+def framed(message: dict[str, Any]) -> bytes:
+    data = json.dumps(message).encode()
+    return HEAD.pack(len(data)) + data
+
+
+def _serve(own: socket.socket, kind: Any) -> NoReturn:
+    """Answer requests on a socket until it ends."""
+
+    def say_end(code: int) -> None:
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        with suppress(OSError):
+            own.sendall(framed({"error": f"its process ended {how}"}))
+
     code = 1
     try:
-        _leave_the_server(own)
-        guard(own.fileno())
-        _ForkedInstance(own, kind).run()
-        code = 0
-    except (EOFError, OSError):  # the server closed the socket, or died
+        _leave_the_parent(own)
+        guard(own.fileno(), say_end)
+        _Instance(own, kind).run()
+    except (EOFError, OSError):  # the session was ended
         code = 0
     finally:
         os._exit(code)
 
 
-def _leave_the_server(own: socket.socket) -> None:
-    """Give up what the fork inherited: signals, descriptors, the random state."""
+def _leave_the_parent(own: socket.socket) -> None:
+    """Give up what the fork inherited: its session, signals, descriptors."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -55,33 +84,23 @@ def _leave_the_server(own: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):  # what an environment prints would fill a log
         os.dup2(null, number)
-    own.setblocking(True)
     asyncio.set_event_loop(None)
 
 
-class _ForkedInstance:
-    """The instance in the forked process, and its answers."""
+class _Instance:
+    """The instance, and its answers."""
 
     def __init__(self, own: socket.socket, kind: Any) -> None:
-        self._socket, self._kind = own, kind
+        self._stream, self._socket, self._kind = own.makefile("rb"), own, kind
         self._loop = asyncio.new_event_loop()
         self._instance: Any = None
 
     def run(self) -> None:
-        while True:
-            request = json.loads(self._read(HEAD.unpack(self._read(HEAD.size))[0]))
-            answer = json.dumps(self._answer(request)).encode()
-            self._socket.sendall(HEAD.pack(len(answer)) + answer)
-
-    def _read(self, size: int) -> bytes:
-        chunks: list[bytes] = []
-        while size:
-            chunk = self._socket.recv(min(size, 1 << 20))
-            if not chunk:
-                raise EOFError
-            chunks.append(chunk)
-            size -= len(chunk)
-        return b"".join(chunks)
+        while len(head := self._stream.read(HEAD.size)) == HEAD.size:
+            (size,) = HEAD.unpack(head)
+            request = json.loads(self._stream.read(size))
+            self._socket.sendall(framed(self._answer(request)))
+        raise EOFError
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """`answer`, `invalid` (the model's mistake) or `error` (the environment's)."""

@@ -72,8 +72,12 @@ def guarded(
     return process, end
 
 
-def guard(life: int) -> None:
-    """Fork, and return in the child. The parent guards it and never returns."""
+def guard(life: int, ended: "Callable[[int], object]" = bool) -> None:
+    """Fork, and return in the child. The parent guards it and never returns.
+
+    Args:
+        ended: called in the parent with the exit code of a child that ended by itself.
+    """
     adopt_orphans()
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     actions = {number: _signal.signal(number, _signal.SIG_IGN) for number in _TO_THE_COMMAND}
@@ -99,6 +103,8 @@ def guard(life: int) -> None:
         status = _reaped().get(child)
     killed = kill_children()
     code = os.waitstatus_to_exitcode(killed[child] if status is None else status)
+    if status is not None:
+        ended(code)
     if code < 0:
         import resource
 

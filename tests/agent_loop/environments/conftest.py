@@ -36,7 +36,7 @@ def guess_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     assert server.stdout is not None
     with server.stdout as printed:
-        yield printed.readline().removeprefix("ready ").strip()
+        yield printed.readline().strip("= \n").removeprefix("Running on ")
     server.terminate()
     assert server.wait(20) == 0
 

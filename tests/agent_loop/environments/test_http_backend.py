@@ -20,10 +20,10 @@ TOKEN = "sesame"
 
 async def failed(url: str) -> Fault:
     """The fault of a step at a server."""
-    entry = EnvironmentEntry(use=f"{url}/?key=pw", token="GAME_TOKEN")
+    entry = EnvironmentEntry(use=url, token="GAME_TOKEN")
     async with plain_session() as session:
         with pytest.raises(Fault) as caught:
-            await HttpBackend(entry, session, url, TOKEN).step("s", "left")
+            await HttpBackend(entry, session, TOKEN).step("s", "left")
     assert caught.value.tool == entry.name and TOKEN not in str(caught.value)
     return caught.value
 
@@ -107,6 +107,6 @@ async def test_a_step_that_may_have_been_executed_is_not_repeated(
 async def test_numbers_that_are_none_are_passed_on_for_the_check_of_the_step():
     said = web.Response(text='{"reward": NaN, "observation": "\\ud800"}')
     async with running([said]) as server, plain_session() as session:
-        backend = HttpBackend(EnvironmentEntry(use=server.url), session, server.url)
+        backend = HttpBackend(EnvironmentEntry(use=server.url), session)
         answer = await backend.step("s", "left")
     assert answer["reward"] != answer["reward"] and answer["observation"] == "\ud800"

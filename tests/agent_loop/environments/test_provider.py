@@ -10,7 +10,6 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agent_loop.calls.client import ToolClient
-from agent_loop.environments import backends
 from agent_loop.environments.instances import class_of
 from agent_loop.environments.provider import EnvironmentProvider
 from agent_loop.environments.serve import EnvironmentServer
@@ -18,7 +17,7 @@ from config.compat import timeout
 from config.environments import EnvironmentEntry
 from tests.agent_loop.environments.conftest import ROW, WORLDS, provider_for
 from tests.fakes.environments import FAULTS, HARD_FAULTS
-from tool_server.wire.protocol import Again, Fault, ToolRejected, ToolTimeout, ToolUnavailable
+from tool_server.wire.protocol import ToolRejected, ToolTimeout, ToolUnavailable
 
 WHERE = pytest.mark.parametrize("where", ["process", "loop", "http"])
 
@@ -28,7 +27,7 @@ def servers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "agent_loop.environments.serve" in " ".join(process.cmdline()):
+            if "agent_loop.environments.session_process" in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.NoSuchProcess:
             pass
@@ -127,11 +126,10 @@ async def test_a_server_that_was_killed_starts_again_and_its_episodes_are_lost(c
     provider = provider_for(client, "process", "")
     lost = await provider.begin(client, ROW)
     new_server(before).kill()
-    with pytest.raises(Fault) as caught:
-        await lost.step("5")
-    assert isinstance(caught.value, ToolUnavailable)
-    await lost.end()
     await _until(lambda: {each.pid for each in servers()} <= before)
+    with pytest.raises(ToolUnavailable, match="killed, and this episode with it"):
+        await lost.step("5")
+    await lost.end()
     assert (await (await provider.begin(client, ROW)).step("5"))[0].done
 
 
@@ -219,22 +217,6 @@ async def test_the_start_of_a_server_is_not_in_the_time_of_a_reset(
     await provider.close()
 
 
-async def test_a_killed_server_leaves_no_program_and_no_loop_error(client: ToolClient):
-    before = {each.pid for each in servers()}
-    provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Parent"), client)
-    first, second = [await provider.begin(client, ROW) for _ in range(2)]
-    child = psutil.Process(int(first.start.messages[0]["content"]))
-    new_server(before).kill()
-    again = asyncio.ensure_future(provider.begin(client, ROW))
-    for _ in range(50):  # before, during and after the start of the next server
-        with pytest.raises(ToolUnavailable):
-            await second.step("x")
-        await asyncio.sleep(0)
-    await again
-    await _until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    await provider.close()
-
-
 async def test_a_reset_at_a_server_that_dies_is_tried_at_the_next(client: ToolClient):
     before = {each.pid for each in servers()}
     provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Guess"), client)
@@ -249,24 +231,8 @@ async def test_a_reset_at_a_server_that_dies_is_tried_at_the_next(client: ToolCl
     await provider.close()
 
 
-async def test_a_server_that_takes_no_connection_yet_is_asked_again_and_not_waited_for(
-    client: ToolClient, monkeypatch: pytest.MonkeyPatch
-):
-    provider = EnvironmentProvider(EnvironmentEntry(use=f"{WORLDS}:Guess"), client)
-    backend: Any = provider._backend
-    await backend.ready()
-    monkeypatch.setattr(backends, "_within", None)
-    monkeypatch.setattr(backend._http.connector, "_path", "/no/socket")
-    with pytest.raises(ToolUnavailable) as caught:
-        await backend.reset(ROW.visible())
-    monkeypatch.undo()
-    fault = caught.value
-    assert (fault.executed, fault.again, fault.is_away) == (False, Again.UNTIL_DEADLINE, True)
-    await provider.close()
-
-
 async def test_no_more_sessions_than_allowed_start_at_once():
-    served = EnvironmentServer(class_of(f"{WORLDS}:Guess"), "Guess", max_sessions=2)
+    served = EnvironmentServer(f"{WORLDS}:Guess", max_sessions=2)
     async with TestClient(TestServer(served.app())) as http:
         asked = [http.post("/reset", json={"row": ROW.visible()}) for _ in range(12)]
         answers = [await each for each in asyncio.as_completed(asked)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from agent_loop.environments.serve import EnvironmentServer
+from agent_loop.environments.processes import SessionProcesses
 from agent_loop.processes import CallTimedOut, KillablePool
 from agent_loop.toolbox.mcp_client.stdio import ServerProcess
 from agent_loop.toolbox.mcp_client.target import ServerTarget
@@ -115,16 +115,18 @@ class Leaves:
 
 @pytest.mark.parametrize("how", ["close", "crash"])
 async def test_an_episode_leaves_nothing(how: str, mark: str):
-    server = EnvironmentServer(Leaves, "Leaves")
-    process = await server._forked()
+    processes = SessionProcesses(f"{__file__}:Leaves", sys.executable, os.environ)
+    process = await processes.open()
     assert "answer" in await process.ask({"op": "reset", "row": {"mark": mark}, "options": {}})
     await until(lambda: len(processes_with(mark)) > 2)
     if how == "crash":
-        with pytest.raises(Exception, match="its process ended with exit code 3"):
-            await process.ask({"op": "step", "action": "crash"})
+        said = await process.ask({"op": "step", "action": "crash"})
+        assert said == {"error": "its process ended with exit code 3"}
+        assert processes_with(mark) == []
     else:
-        await process.end()
-    assert processes_with(mark) == []
+        await process.close()
+        await until(lambda: not processes_with(mark))
+    await processes.close()
 
 
 def leave_and(mark: str, then: str) -> int:

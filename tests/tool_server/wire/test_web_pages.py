@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent_loop.environments.instances import class_of
 from agent_loop.environments.serve import EnvironmentServer
 from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.server import Gateway
@@ -44,7 +43,7 @@ async def tool_server(http: aiohttp.ClientSession, folder: Path) -> AsyncIterato
 
 @asynccontextmanager
 async def environment(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Ask]:
-    served = EnvironmentServer(class_of(f"{WORLDS}:Guess"), "Guess")
+    served = EnvironmentServer(f"{WORLDS}:Guess")
     async with listening(web.AppRunner(served.app())) as url:
         yield asking(http, "POST", f"{url}/reset", {"row": ROW.visible()})
 
