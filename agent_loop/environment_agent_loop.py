@@ -12,18 +12,16 @@ from functools import partial
 from typing import Any
 
 from agent_loop.environments.provider import EnvironmentProvider, Episode
-from agent_loop.native_agent_loop import NativeAgentLoop
+from agent_loop.native_agent_loop import NativeAgentLoop, format_of
 from agent_loop.prompts import opening_of
 from agent_loop.records.trajectory_record import COMMON_PARTS
 from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import mistake_of, specs_of_tools
 from agent_loop.turns.codec import HFCodec
-from agent_loop.turns.native import prompt_opens_thought
+from agent_loop.turns.native import STEP, TEXT
 from agent_loop.turns.observation_style import ObservationStyle
 from agent_loop.turns.tags import Action, Language
-from agent_loop.turns.text_turns import STEP, CallsAndText, TextDialogue
-from agent_loop.turns.tool_messages import ToolMessages
 from agent_loop.turns.turn_loop import Observation, Rollout
 from tool_server.wire.protocol import ToolUnavailable
 
@@ -90,29 +88,11 @@ class EnvironmentAgentLoop(NativeAgentLoop):
         return Observation(text=step.observation, result=result, reward=step.reward, ends=step.done)
 
     def dialogue(
-        self,
-        codec: HFCodec,
-        source: str,
-        messages: list[dict[str, Any]],
-        prompt_ids: Sequence[int],
+        self, codec: HFCodec, source: str, prompt_ids: Sequence[int]
     ) -> tuple[Language, ObservationStyle]:
-        text = TextDialogue(
-            self._text_messages(codec),
-            codec,
-            max_length=self.settings.mixed.turns.max_observation_length,
-            in_reasoning=prompt_opens_thought(codec, prompt_ids),
-        )
-        if not self.specs:
-            return text, text
-        both = CallsAndText(self.calls(codec, prompt_ids), text)
-        return both, both
-
-    def _text_messages(self, codec: HFCodec) -> ToolMessages:
-        """The template's glue around a user's message, shared by the trajectories that have the
-        same tools."""
-        render, ends = self.rendering(self.tool_schemas()), codec.end_ids
-        make = partial(ToolMessages, render, codec.encode, ends)
-        return self.client.resource(f"text glue {sorted(self.specs)}", make)
+        call_format = format_of(self.settings.call_format) if self.specs else TEXT
+        dialogue = self.in_template(codec, prompt_ids, call_format, None)
+        return dialogue, dialogue
 
     @property
     def _begun(self) -> Episode:

@@ -25,7 +25,7 @@ from agent_loop.native_agent_loop import format_of
 from agent_loop.records.trajectory_record import StopReason
 from agent_loop.row import Row
 from agent_loop.turns.codec import codec_of
-from agent_loop.turns.tags import Action, Language, stop_token_ids
+from agent_loop.turns.tags import Action, Language
 from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
 from agent_loop.watchdog import current_activity, waits_for
@@ -218,7 +218,6 @@ class GatewayAgentLoop(NamedToolsLoop):
         codec, builder = codec_of(self.tokenizer), self.continuous_token_builder
         name = self.settings.call_format
         call_format = None if name is None else format_of(name)
-        stops = stop_token_ids(call_format.stop_texts, codec.encode) if call_format else []
 
         def tokens(messages: list[dict[str, Any]], tools: Tools | None) -> list[int]:
             return builder.build_initial_tokens(messages, tools=tools)
@@ -228,7 +227,7 @@ class GatewayAgentLoop(NamedToolsLoop):
                 tokens,
                 self.rendering,
                 codec,
-                codec.end_ids | frozenset(stops),
+                codec.end_ids | frozenset(self.call_stops(codec)),
                 codec.mark_texts,
                 self.rollout_config.prompt_length + self.rollout_config.response_length,
             ),

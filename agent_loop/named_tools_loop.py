@@ -19,7 +19,6 @@ from agent_loop.toolbox.toolbox import Toolbox, TrajectoryTools
 from agent_loop.training.verl_adapters.verl_tools import tools_of
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns.tags import Action
-from agent_loop.turns.tool_messages import Render
 from agent_loop.turns.turn_loop import Observation
 from config.tool_entries import OWN_TOOLS
 
@@ -63,18 +62,6 @@ class NamedToolsLoop(TurnAgentLoop):
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
         assert self._tools is not None, "act before begin"
         return await self._tools.call(action.kind, action.arguments)
-
-    def rendering(self, tools: list[dict[str, Any]]) -> Render:
-        """The chat template with these tools, as text."""
-        template = partial(
-            self.tokenizer.apply_chat_template,
-            tools=tools or None,
-            tokenize=False,
-            **self.continuous_token_builder.chat_template_kwargs,
-        )
-        return lambda messages, add_generation_prompt: template(
-            messages, add_generation_prompt=add_generation_prompt
-        )
 
     def _toolbox(self, source: str) -> Toolbox:
         """The tools of a source, shared by the trajectories of this event loop."""

@@ -5,7 +5,6 @@ template if it is null. The schemas of the tools are in the prompt, where the te
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from agent_loop.named_tools_loop import NamedToolsLoop
@@ -13,8 +12,7 @@ from agent_loop.turns.call_formats import FORMATS, CallFormat
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.native import NativeDialogue, prompt_opens_thought
 from agent_loop.turns.observation_style import ObservationStyle
-from agent_loop.turns.tags import ActionKind, Language, Tags, stop_token_ids
-from agent_loop.turns.tool_messages import ToolMessages
+from agent_loop.turns.tags import ActionKind, Language, Tags
 
 
 class NativeAgentLoop(NamedToolsLoop):
@@ -27,36 +25,31 @@ class NativeAgentLoop(NamedToolsLoop):
         raise NotImplementedError("dialogue() makes it, together with the style of results")
 
     def dialogue(
-        self,
-        codec: HFCodec,
-        source: str,
-        messages: list[dict[str, Any]],
-        prompt_ids: Sequence[int],
+        self, codec: HFCodec, source: str, prompt_ids: Sequence[int]
     ) -> tuple[Language, ObservationStyle]:
-        dialogue = self.calls(codec, prompt_ids)
+        answer = Tags.from_config(self.settings.tools, [ActionKind.ANSWER])
+        dialogue = self.in_template(codec, prompt_ids, format_of(self.settings.call_format), answer)
         return dialogue, dialogue
 
-    def calls(self, codec: HFCodec, prompt_ids: Sequence[int]) -> NativeDialogue:
+    def in_template(
+        self,
+        codec: HFCodec,
+        prompt_ids: Sequence[int],
+        call_format: CallFormat,
+        answer_tags: Tags | None,
+    ) -> NativeDialogue:
         """Reads the calls of a conversation, and writes their results."""
         settings = self.settings
-        call_format = format_of(settings.call_format)
         return NativeDialogue(
             call_format,
             {name: spec.parameters for name, spec in self.specs.items()},
-            self._tool_messages(codec, call_format),
+            self.tool_messages(codec),
             codec,
-            Tags.from_config(settings.tools, [ActionKind.ANSWER]),
+            answer_tags,
             max_calls=settings.max_actions,
             max_length=settings.mixed.turns.max_observation_length,
             in_reasoning=prompt_opens_thought(codec, prompt_ids),
         )
-
-    def _tool_messages(self, codec: HFCodec, call_format: CallFormat) -> ToolMessages:
-        """The template's glue, shared by the trajectories that have the same tools."""
-        stops = stop_token_ids(call_format.stop_texts, codec.encode)
-        render, ends = self.rendering(self.tool_schemas()), codec.end_ids | frozenset(stops)
-        make = partial(ToolMessages, render, codec.encode, ends)
-        return self.client.resource(f"glue {sorted(self.specs)}", make)
 
 
 def format_of(name: str | None) -> CallFormat:

@@ -37,9 +37,11 @@ from agent_loop.training.verl_adapters.engine_client import (
     turns_of_trajectory,
     weight_versions,
 )
-from agent_loop.turns.codec import HFCodec, codec_of, unused_tag
+from agent_loop.turns.call_formats import FORMATS
+from agent_loop.turns.codec import HFCodec, codec_of
 from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle
-from agent_loop.turns.tags import Action, Language, Tags, fill_tags
+from agent_loop.turns.tags import Action, Language, Tags, fill_tags, stop_token_ids
+from agent_loop.turns.tool_messages import Render, ToolMessages
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
 from config.compat import timeout
 from tool_server.wire.protocol import Fault, ToolBackend, ToolTimeout
@@ -213,7 +215,7 @@ class TurnAgentLoop(AgentLoopBase):
 
         codec = codec_of(self.tokenizer)
         prompt_ids = self._prompt_ids(messages)
-        language, style = self.dialogue(codec, self._source, messages, prompt_ids)
+        language, style = self.dialogue(codec, self._source, prompt_ids)
         rollout = await run_turns(
             prompt_ids=prompt_ids,
             generate=partial(self._engine.generate, request_id=conversation),
@@ -234,19 +236,10 @@ class TurnAgentLoop(AgentLoopBase):
         return self._turns_left >= 0
 
     def dialogue(
-        self,
-        codec: HFCodec,
-        source: str,
-        messages: list[dict[str, Any]],
-        prompt_ids: Sequence[int],
+        self, codec: HFCodec, source: str, prompt_ids: Sequence[int]
     ) -> tuple[Language, ObservationStyle]:
-        """How actions are read from the model's text, and how results enter the response.
-
-        Args:
-            messages: of the prompt.
-            prompt_ids: (P,) the tokens of `messages`.
-        """
-        return self.language(), self._style(codec, source, messages)
+        """How actions are read from the model's text, and how results enter the response."""
+        return self.language(), self._style(codec, source)
 
     def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = [dict(message) for message in rows_own]
@@ -272,38 +265,37 @@ class TurnAgentLoop(AgentLoopBase):
             )
         return prompt_ids
 
-    def _style(
-        self, codec: HFCodec, source: str, messages: list[dict[str, Any]]
-    ) -> ObservationStyle:
+    def _style(self, codec: HFCodec, source: str) -> ObservationStyle:
         longest = self.settings.mixed.turns.max_observation_length
         if self.settings.observation_style_of(source) == "inline":
             return InlineStyle(codec, *self.markers(), max_length=longest)
+        return ChatStyle(codec, self.tool_messages(codec), longest)
 
-        def messages_of(turn_text: str, results: Sequence[str]) -> list[dict[str, Any]]:
-            return [
-                {"role": "assistant", "content": turn_text},
-                *({"role": "tool", "content": text} for text in results),
-            ]
+    def tool_messages(self, codec: HFCodec) -> ToolMessages:
+        """The template's glue around results, shared by the trajectories with the same tools."""
+        tools = self.tool_schemas()
+        render, ends = self.rendering(tools), codec.end_ids | frozenset(self.call_stops(codec))
+        names = sorted(tool["function"]["name"] for tool in tools)
+        return self.client.resource(
+            f"glue {names}", partial(ToolMessages, render, codec.encode, ends)
+        )
 
-        def render(
-            turn_text: str, results: Sequence[str], ids: Sequence[int]
-        ) -> tuple[list[int], int]:
-            before: list[Any] = list(ids)
-            if before[-1] not in codec.end_ids:  # the turn was cut at a tag, without an end
-                before.append(codec.message_end_id)
-            tag = unused_tag(results)
-            # a tool may print the text of a token
-            new = messages_of(turn_text, [codec.tagged(text, tag) for text in results])
-            merged = self.continuous_token_builder.merge_context_tokens(
-                [*messages, new[0]], [*messages, *new], before
-            )
-            kept = min(len(ids), len(before) - merged.removed_prefix_token_count)
-            return codec.untagged(merged.token_ids[kept:], tag), len(ids) - kept
+    def call_stops(self, codec: HFCodec) -> list[int]:
+        """Tokens at which the engine stops after a call in the model's own format."""
+        call_format = FORMATS.get(self.settings.call_format or "")
+        return stop_token_ids(call_format.stop_texts, codec.encode) if call_format else []
 
-        def keep(turn_text: str, results: Sequence[str]) -> None:
-            messages.extend(messages_of(turn_text, results))
-
-        return ChatStyle(codec, render, keep, longest)
+    def rendering(self, tools: list[dict[str, Any]]) -> Render:
+        """The chat template with these tools, as text."""
+        template = partial(
+            self.tokenizer.apply_chat_template,
+            tools=tools or None,
+            tokenize=False,
+            **self.continuous_token_builder.chat_template_kwargs,
+        )
+        return lambda messages, add_generation_prompt: template(
+            messages, add_generation_prompt=add_generation_prompt
+        )
 
 
 class TaggedAgentLoop(TurnAgentLoop):

@@ -18,7 +18,8 @@ async def solve(address: Any, row: dict[str, Any]) -> str:
     try:
         while True:
             body = msgspec.json.encode({"model": "m", "messages": messages, "tools": [SCHEMA]})
-            head = f"POST {url.path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = f"POST {url.path} HTTP/1.1\r\nhost: {url.netloc}\r\n"
+            head += f"content-length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             size = int(answer.split(b"content-length: ")[1].split(b"\r\n")[0])

@@ -323,13 +323,6 @@ def test_verls_own_agent_loops_are_registered_by_the_names_that_sources_may_use(
     assert _agent_loop_registry.keys() >= VERLS_AGENTS
 
 
-def test_the_continuous_token_builder_says_what_it_adds_and_takes_back():
-    from verl.utils.tokenizer.continuous_token import MergeResult
-
-    fields = {"token_ids", "inserted_token_ids", "removed_prefix_token_count"}
-    assert fields <= MergeResult.__dataclass_fields__.keys()
-
-
 def test_an_agent_loop_gives_its_reward_and_its_record_to_verl():
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 

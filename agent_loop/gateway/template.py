@@ -100,12 +100,9 @@ class ChatTemplate:
             if call
         ]
         glue = self._glue_of(tools).glue(calls, roles[len(asked) :], thinks)
-        ids = [] if last_id == glue.end_id else [glue.end_id]
-        ids += glue.pieces[0]
-        for message, writing, piece in zip(new, glue.writings, glue.pieces[1:], strict=True):
-            ids += self._codec.encode_plain(written(message["content"], writing))
-            ids += piece
-        return ids
+        contents = (message["content"] for message in new)
+        texts = map(written, contents, glue.writings)
+        return glue.around([self._codec.encode_plain(text) for text in texts], last_id)
 
     def _glue_of(self, tools: Tools) -> ToolMessages:
         key = msgspec.json.encode(tools)

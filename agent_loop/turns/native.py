@@ -1,24 +1,28 @@
-"""Native tool calls: a model asks for tools in the format of its own chat template.
+"""Dialogues in the chat template: native tool calls, and messages as the steps of an environment.
 
 `NativeDialogue` reads the calls of a turn (`agent_loop.turns.call_formats`) and writes their
 results as the template does (`agent_loop.turns.tool_messages`). A message without calls is the
-answer. One instance serves one trajectory. No verl, no torch.
+answer, or a step, which a message of the user answers. One instance serves one trajectory. No verl,
+no torch.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.turns.call_formats import CallFormat, CallMistake
-from agent_loop.turns.call_formats.message import new_call_id
+from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
+from agent_loop.turns.call_formats.message import Schemas, new_call_id
 from agent_loop.turns.codec import TokenCodec
-from agent_loop.turns.observation_style import RenderedResults, fit
+from agent_loop.turns.observation_style import RenderedResults, fit_between
 from agent_loop.turns.tags import Action, ActionKind, Tags, first_end, held_answer
-from agent_loop.turns.tool_messages import CallId, ToolMessages, written
+from agent_loop.turns.tool_messages import CallId, ToolMessages
+
+STEP = "step"
+"""Kind of the action that is a message without calls; its content is the text."""
 
 _PLAIN = re.compile(r"[\w.:/-]{1,256}")
-
 
 _PROMPT_END = 8
 """Tokens of the prompt's end that may open a thought."""
@@ -30,15 +34,38 @@ THOUGHTS = (
 """Beginning and end of a thought in the formats."""
 
 
+@dataclass(frozen=True)
+class TextFormat:
+    """The format of a model without tools: a thought at the beginning, and words."""
+
+    name: str = "text"
+    stop_texts: tuple[str, ...] = ()
+
+    def parse(self, text: str, schemas: Schemas, *, in_reasoning: bool = False) -> Message:
+        """A thought that does not end takes the whole message."""
+        del schemas
+        words = text.strip()
+        for start, end in THOUGHTS:
+            if words.startswith(start) or (in_reasoning and end in words):
+                thought, _, rest = words.partition(end)
+                return Message(content=rest.strip(), reasoning=thought, calls=())
+        content, reasoning = ("", words) if in_reasoning else (words, "")
+        return Message(content=content, reasoning=reasoning, calls=())
+
+
+TEXT = TextFormat()
+
+
 class NativeDialogue:
     """A `Language` and an `ObservationStyle` in one.
 
     Args:
-        call_format: reads the calls.
+        call_format: reads the calls; `TEXT` if there are no tools.
         schemas: tool -> JSON schema of its arguments.
         messages: the template's glue around results.
         codec: of the tokenizer.
-        answer_tags: tags around the answer within the last message, if the model writes them.
+        answer_tags: tags around the answer within the last message, if the model writes them; None
+            if a message without calls is a step of an environment.
         max_calls: calls of one message that are run; further ones are mistakes.
         max_length: tokens of one result; None: as many as fit.
         in_reasoning: whether the prompt's end opens a thought.
@@ -50,7 +77,7 @@ class NativeDialogue:
         schemas: Mapping[str, Mapping[str, Any]],
         messages: ToolMessages,
         codec: TokenCodec,
-        answer_tags: Tags,
+        answer_tags: Tags | None,
         *,
         max_calls: int,
         max_length: int | None = None,
@@ -78,22 +105,14 @@ class NativeDialogue:
         return first_end(text, self._format.stop_texts)
 
     def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
-        """The calls of a message, or its answer; none if it has neither. A call that the model
-        drafts in a thought is none, also if a limit of tokens cut the thought."""
+        """The calls of a message, or its answer or step; none if it has neither. A call that the
+        model drafts in a thought is none, also if a limit of tokens cut the thought."""
+        self._called = []
         if not is_whole and self._thinks_on(text):
             return []
         message = self._format.parse(text, self._schemas, in_reasoning=self._in_reasoning)
         if not message.calls:
-            if message.is_open or not message.content:
-                return []
-            held = held_answer(message.content, self._answer_tags)
-            content = message.content if held is None else held
-            return [
-                Action(
-                    kind=ActionKind.ANSWER, content=content, is_open=True, is_message=held is None
-                )
-            ]
-        self._called = []
+            return [] if message.is_open or not message.content else [self._said(message.content)]
         found: list[Action] = []
         for number, call in enumerate(message.calls):
             name = call.name or "unknown"
@@ -116,6 +135,18 @@ class NativeDialogue:
         self._count += len(found)
         return found
 
+    def _said(self, content: str) -> Action:
+        """What a message without calls is."""
+        if self._answer_tags is None:
+            return Action(kind=STEP, content=content, is_open=True)
+        held = held_answer(content, self._answer_tags)
+        return Action(
+            kind=ActionKind.ANSWER,
+            content=content if held is None else held,
+            is_open=True,
+            is_message=held is None,
+        )
+
     def _thinks_on(self, text: str) -> bool:
         """Whether a thought begins in a text, or before it, and does not end in it."""
         if self._in_reasoning and not any(end in text for _, end in THOUGHTS):
@@ -124,36 +155,14 @@ class NativeDialogue:
 
     # --- ObservationStyle -------------------------------------------------------------------------
 
-    async def show(
-        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> RenderedResults | None:
-        """The results in tool messages, and the beginning of the next assistant's message."""
-        glue = self._messages.glue(self._called)
-        end = [] if ids[-1] == glue.end_id else [glue.end_id]
-        space = left = room - glue.length - len(end)
-        limit = most = self._max_length
-        while left >= 0:
-            cut = await fit(results, self._codec, left, most)
-            if cut is None:
-                return None
-            inner = [
-                own
-                if writing == "plain"
-                else self._codec.encode_plain(written(self._codec.decode(own), writing))
-                for own, writing in zip(cut, glue.writings, strict=True)
-            ]
-            used, longest = sum(map(len, inner)), max(map(len, inner), default=0)
-            if limit is not None and most is not None and longest > limit and most > 1:
-                most = max(1, most - (longest - limit))  # written as JSON, it is longer
-            elif used > space:
-                left -= used - space
-            else:
-                token_ids = [*end, *glue.pieces[0]]
-                for own, piece in zip(inner, glue.pieces[1:], strict=True):
-                    token_ids += [*own, *piece]
-                self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[-1]))
-                return RenderedResults(token_ids=token_ids, text=self._codec.decode(token_ids))
-        return None
+    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
+        """The results in tool messages, or the answer to a step in a message of the user, and the
+        beginning of the next assistant's message."""
+        glue = self._messages.glue(self._called, () if self._called else ("user",))
+        self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[-1]))
+        return await fit_between(
+            glue, results, self._codec, last_id=last_id, room=room, max_length=self._max_length
+        )
 
 
 def plain_word(word: str, other: str) -> str:

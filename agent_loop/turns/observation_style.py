@@ -1,18 +1,19 @@
-"""Tokens of tool results: in the assistant's message (`inline`) or as own messages (`chat`).
+"""Tokens of tool results, between the tokens that a style or a chat template puts around them.
 
 A result that is too long is cut in the middle, between whole characters, and gets a visible mark.
-No verl, no torch: the chat template is given as a function.
+`fit_between` does this for every style. No verl, no torch.
 
 `inline`: markers around the result in the assistant's message (ReTool, Feng et al. 2025; Search-R1,
-Jin et al. 2025). `chat`: a message of the role `tool`, through verl's continuous-token builder.
+Jin et al. 2025). `chat`: a message of the role `tool`, in the form of the chat template.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from agent_loop.turns.codec import TokenCodec
+from agent_loop.turns.tool_messages import Glue, ToolMessages, written
 
 CUT_MARK = "..."
 BROKEN = "\ufffd"  # bytes that are not a whole character decode to this
@@ -31,22 +32,17 @@ class RenderedResults:
 
     token_ids: list[int]  # (t,)
     text: str
-    drop: int = 0
-    """Tokens that the template removes from the end of the model's turn."""
 
 
 class ObservationStyle(Protocol):
     """Makes tokens of the results of one turn's actions."""
 
-    async def show(
-        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> RenderedResults | None:
+    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
         """Tokens for the results of a turn, at most `room`; None if not even the markers fit.
 
         Args:
-            turn_text: the model's text of this turn, as the loop acted on it.
             results: the texts of the actions' results, in order.
-            ids: prompt and response so far.
+            last_id: the last token of the turn.
         """
         ...
 
@@ -91,46 +87,63 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
     return shares
 
 
-class InlineStyle:
-    """Each result between the texts `opening` and `closing`, in the assistant's own message.
+async def fit_between(
+    glue: Glue,
+    results: Sequence[str],
+    codec: TokenCodec,
+    *,
+    last_id: int,
+    room: int,
+    max_length: int | None,
+) -> RenderedResults | None:
+    """The results between the pieces of the glue, cut so that all together are `room` tokens at
+    most; None if the glue does not fit, or nothing would be left of a result.
 
     Args:
-        max_length: tokens of one result without markers; None: as many as fit.
+        last_id: the last token of the turn.
+        max_length: tokens of one result; None: as many as fit.
     """
+    if sum(map(len, results)) > LONG_TEXT:
+        return await asyncio.to_thread(
+            _fit_between, glue, results, codec, last_id, room, max_length
+        )
+    return _fit_between(glue, results, codec, last_id, room, max_length)
 
-    def __init__(
-        self, codec: TokenCodec, opening: str, closing: str, max_length: int | None = None
-    ) -> None:
-        self._codec, self._max_length = codec, max_length
-        self._opening, self._closing = codec.encode(opening), codec.encode(closing)
 
-    async def show(
-        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> RenderedResults | None:
-        around = len(self._opening) + len(self._closing)
-        left = room - around * len(results)
-        if left < 0:
-            return None
-        inner = await fit(results, self._codec, left, self._max_length)
+def _fit_between(
+    glue: Glue,
+    results: Sequence[str],
+    codec: TokenCodec,
+    last_id: int,
+    room: int,
+    max_length: int | None,
+) -> RenderedResults | None:
+    space = left = room - len(glue.around([()] * len(results), last_id))
+    most = max_length
+    while left >= 0:
+        inner = _fit(results, codec, left, most)
         if inner is None:
             return None
-        token_ids = [t for own in inner for t in (*self._opening, *own, *self._closing)]
-        return RenderedResults(token_ids=token_ids, text=self._codec.decode(token_ids))
-
-
-async def fit(
-    results: Sequence[str], codec: TokenCodec, room: int, max_length: int | None
-) -> list[list[int]] | None:
-    """The tokens of several results, cut so that all together are `room` at most; None if nothing
-    would be left of one."""
-    if sum(map(len, results)) > LONG_TEXT:
-        return await asyncio.to_thread(_fit, results, codec, room, max_length)
-    return _fit(results, codec, room, max_length)
+        inner = [
+            own if writing == "plain" else codec.encode_plain(written(codec.decode(own), writing))
+            for own, writing in zip(inner, glue.writings, strict=True)
+        ]
+        used, longest = sum(map(len, inner)), max(map(len, inner), default=0)
+        if max_length is not None and most is not None and longest > max_length and most > 1:
+            most = max(1, most - (longest - max_length))  # written as JSON, it is longer
+        elif used > space:
+            left -= used - space
+        else:
+            token_ids = glue.around(inner, last_id)
+            return RenderedResults(token_ids=token_ids, text=codec.decode(token_ids))
+    return None
 
 
 def _fit(
     results: Sequence[str], codec: TokenCodec, room: int, max_length: int | None
 ) -> list[list[int]] | None:
+    """The tokens of several results, cut so that all together are `room` at most; None if nothing
+    would be left of one."""
     cap = room if max_length is None else min(room, max_length)
     inner = [cut_middle(text, codec, cap) for text in results]
     if sum(map(len, inner)) > room:
@@ -143,51 +156,47 @@ def _fit(
     return None if is_lost else inner
 
 
-Render = Callable[[str, Sequence[str], Sequence[int]], tuple[list[int], int]]
-"""(text of the turn, tool messages, ids so far) -> (tokens to append, tokens to remove before)."""
+class InlineStyle:
+    """Each result between the texts `opening` and `closing`, in the assistant's own message.
+
+    Args:
+        max_length: tokens of one result without markers; None: as many as fit.
+    """
+
+    def __init__(
+        self, codec: TokenCodec, opening: str, closing: str, max_length: int | None = None
+    ) -> None:
+        self._codec, self._max_length = codec, max_length
+        self._opening, self._closing = tuple(codec.encode(opening)), tuple(codec.encode(closing))
+
+    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
+        count = len(results)
+        between = (self._closing + self._opening,) * (count - 1)
+        glue = Glue(
+            end_id=None,
+            pieces=(self._opening, *between, self._closing),
+            writings=("plain",) * count,
+        )
+        return await fit_between(
+            glue, results, self._codec, last_id=last_id, room=room, max_length=self._max_length
+        )
 
 
 class ChatStyle:
-    """Each result as a message of its own, with the tokens that the chat template puts around it.
+    """Each result as a message of the role `tool`, in the form of the chat template.
 
     Args:
-        render: the chat template.
-        keep: is called with the text of the turn and the results that were added to the response.
+        messages: the template's glue.
         max_length: tokens of one result; None: as many as fit.
     """
 
     def __init__(
-        self,
-        codec: TokenCodec,
-        render: Render,
-        keep: Callable[[str, Sequence[str]], None] = lambda turn_text, texts: None,
-        max_length: int | None = None,
+        self, codec: TokenCodec, messages: ToolMessages, max_length: int | None = None
     ) -> None:
-        self._codec, self._render, self._keep = codec, render, keep
-        self._max_length = max_length
+        self._codec, self._messages, self._max_length = codec, messages, max_length
 
-    async def show(
-        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-    ) -> RenderedResults | None:
-        # Usually all results fit at once. Only if they do not, the template is rendered with empty
-        # results, to measure the tokens around them. That costs as much as rendering with results.
-        # Inside a template a text may have a token or two more at its edges.
-        glue: int | None = None
-        left = room
-        while left >= len(self._codec.encode_plain(CUT_MARK)):
-            inner = await fit(results, self._codec, left, self._max_length)
-            if inner is None:
-                return None
-            texts = [self._codec.decode(own) for own in inner]
-            token_ids, drop = self._render(turn_text, texts, ids)
-            if len(token_ids) <= room:
-                self._keep(turn_text, texts)
-                return RenderedResults(
-                    token_ids=token_ids, text=self._codec.decode(token_ids), drop=drop
-                )
-            if glue is None:
-                glue = len(self._render(turn_text, [""] * len(results), ids)[0])
-                left -= glue
-            else:
-                left -= len(token_ids) - room
-        return None
+    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
+        glue = self._messages.glue((), ("tool",) * len(results))
+        return await fit_between(
+            glue, results, self._codec, last_id=last_id, room=room, max_length=self._max_length
+        )

@@ -61,16 +61,26 @@ class Glue:
     """What the template puts around the results of one message's calls, and around the messages
     after them."""
 
-    end_id: int
-    """The token that ends the assistant's message."""
+    end_id: int | None
+    """The token that ends the assistant's message; None: the message goes on."""
 
     pieces: tuple[tuple[int, ...], ...]  # n + 1, before, between and after n messages
     writings: tuple[Writing, ...]  # (n,)
     """How the template writes each message."""
 
-    @property
-    def length(self) -> int:
-        return sum(map(len, self.pieces))
+    def around(self, messages: Sequence[Sequence[int]], last_id: int) -> list[int]:
+        """The glue with the tokens of the messages in their places.
+
+        Args:
+            messages: n lists of tokens.
+            last_id: the last token of the assistant's message, which may be its end.
+        """
+        ids = [] if self.end_id in (None, last_id) else [self.end_id]
+        ids += self.pieces[0]
+        for own, piece in zip(messages, self.pieces[1:], strict=True):
+            ids += own
+            ids += piece
+        return ids
 
 
 class ToolMessages:

@@ -36,6 +36,10 @@ class Trajectory:
         """Prompt and response, which the engine continues."""
         return self.prompt_ids + self.response_ids
 
+    @property
+    def last_id(self) -> int:
+        return (self.response_ids or self.prompt_ids)[-1]
+
     def add_model_tokens(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> None:
         """Append all tokens (t,) that the engine returned in one turn, with mask 1.
 

@@ -331,13 +331,9 @@ async def _run(
                 rollout.answer = actions[-1].content
                 return StopReason.ANSWERED
             room = budget.response_length - len(trajectory) - reserve
-            rendered = await style.show(text, results, trajectory.ids, room)
+            rendered = await style.show(results, trajectory.last_id, room)
             if rendered is None:
                 return StopReason.RESPONSE_BUDGET
-            if rendered.drop:
-                keep = trajectory.segments[-1].length - rendered.drop
-                kept = trajectory.engine_turns[-1][:keep]
-                trajectory.cut_turn(keep, codec.decode(kept))
             trajectory.add_tool_tokens(rendered.token_ids, rendered.text)
     return StopReason.MAX_TURNS
 

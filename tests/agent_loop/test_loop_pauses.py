@@ -178,4 +178,4 @@ async def test_passages_without_end_are_no_answer():
 async def test_a_tool_s_text_of_a_megabyte():
     codec = HFCodec(real_tokenizer("pieces"))
     style = InlineStyle(codec, "[", "]", max_length=2048)
-    await assert_no_pause(lambda: style.show("", ["word " * 200_000], [1], 30_000))
+    await assert_no_pause(lambda: style.show(["word " * 200_000], 1, 30_000))

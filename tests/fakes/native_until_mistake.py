@@ -8,8 +8,8 @@ from agent_loop.turns.tags import Action, ActionKind
 
 
 class NativeUntilMistake(NativeAgentLoop):
-    def dialogue(self, codec: Any, source: str, messages: Any, prompt_ids: Any) -> Any:
-        language, style = super().dialogue(codec, source, messages, prompt_ids)
+    def dialogue(self, codec: Any, source: str, prompt_ids: Any) -> Any:
+        language, style = super().dialogue(codec, source, prompt_ids)
         read = language.actions
 
         def actions(text: str, *, is_whole: bool = True) -> list[Action]:

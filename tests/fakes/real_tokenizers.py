@@ -7,6 +7,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from agent_loop.turns.codec import codec_of
+from agent_loop.turns.tool_messages import ToolMessages
+
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The last ends a message; the second is special, but none that the tokenizer has a name for."""
 
@@ -58,6 +61,18 @@ def real_tokenizer(kind: str) -> Any:
         eos_token=CONTROL[2],
         pad_token=CONTROL[0],
         chat_template=_TEMPLATE,
+    )
+
+
+def tool_messages(tokenizer: Any) -> ToolMessages:
+    """The glue of a tokenizer's chat template."""
+    codec = codec_of(tokenizer)
+    return ToolMessages(
+        lambda messages, prompt: tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=prompt
+        ),
+        codec.encode,
+        codec.end_ids,
     )
 
 

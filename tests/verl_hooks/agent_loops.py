@@ -101,11 +101,6 @@ AGENT_LOOPS = (
         takes=("server_id", "request_id"),
     ),
     Hook(
-        "utils.tokenizer.continuous_token:ContinuousTokenBuilder.merge_context_tokens",
-        "agent_loop/turn_agent_loop.py: what the chat style adds",
-        takes=("previous_messages", "updated_messages", "runtime_token_ids"),
-    ),
-    Hook(
         "utils.tokenizer.continuous_token:ContinuousTokenBuilder.build_initial_tokens",
         "agent_loop/turn_agent_loop.py",
         takes=("messages",),

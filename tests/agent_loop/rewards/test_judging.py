@@ -23,7 +23,7 @@ from config.schema import MixedConfig, ToolConfig
 from tests.agent_loop.training.test_foreign_loop import SETTINGS, finished
 from tests.fakes.engine import ScriptedGenerate
 from tests.fakes.judge_server import completion, quoted, running_judge, verdict
-from tests.fakes.real_tokenizers import real_tokenizer
+from tests.fakes.real_tokenizers import real_tokenizer, tool_messages
 from tests.fakes.virtual_loop import run_virtual
 from tool_server.wire.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
 
@@ -62,12 +62,9 @@ class Tools:
 
 
 def style_of(name: str) -> ObservationStyle:
-    def render(said, shown, ids):
-        return CODEC.encode_plain("\ntool: " + " ".join(shown) + "\nassistant: "), 0
-
-    return InlineStyle(CODEC, "<information>", "</information>") if name == "inline" else (
-        ChatStyle(CODEC, render)
-    )  # fmt: skip
+    if name == "inline":
+        return InlineStyle(CODEC, "<information>", "</information>")
+    return ChatStyle(CODEC, tool_messages(real_tokenizer("pieces")))
 
 
 async def episode(

@@ -289,7 +289,7 @@ class Slow(Stuck):
     def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
         return [1]
 
-    def dialogue(self, codec: Any, source: str, messages: Any, prompt_ids: Any) -> Any:
+    def dialogue(self, codec: Any, source: str, prompt_ids: Any) -> Any:
         return None, None
 
 

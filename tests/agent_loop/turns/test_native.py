@@ -410,7 +410,7 @@ def test_a_name_that_a_model_makes_up_brings_no_control_token_into_the_glue():
     name = json.dumps(f"a{template.control[-1]}b")
     said = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
     assert dialogue.actions(said)[0].kind == json.loads(name)
-    shown = asyncio.run(dialogue.show(said, ["r"], codec.encode("x"), 999))
+    shown = asyncio.run(dialogue.show(["r"], codec.encode("x")[-1], 999))
     assert shown is not None and "unknown: r" in shown.text
     assert f"a{template.control[-1]}b" not in shown.text
 

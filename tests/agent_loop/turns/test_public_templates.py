@@ -113,6 +113,7 @@ def test_a_loop_reads_what_the_template_renders(
                 break
             ids = [CallId("probe", each["tool_call_id"]) for each in results]
             glue = messages.glue(ids, (), bool(said))
+            assert glue.end_id is not None
             end, own = CODEC.decode([glue.end_id]), whole[len(before) :]
             own = own.rpartition(end)[0] if end in own else own  # the engine stops at the end
             read += own + end + CODEC.decode(glue.pieces[0])

@@ -9,24 +9,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from agent_loop.turns.codec import HFCodec, codec_of
-from agent_loop.turns.text_turns import STEP, TextDialogue, without_thoughts
-from agent_loop.turns.tool_messages import ToolMessages
-from tests.fakes.real_tokenizers import real_tokenizer
+from agent_loop.turns.codec import codec_of
+from agent_loop.turns.native import STEP, TEXT, NativeDialogue
+from tests.fakes.real_tokenizers import real_tokenizer, tool_messages
 
 TOKENIZER = real_tokenizer("pieces")
+CODEC = codec_of(TOKENIZER)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
-def dialogue(**settings_of: Any) -> tuple[TextDialogue, HFCodec]:
-    def render(messages: Any, add_generation_prompt: bool) -> str:
-        return TOKENIZER.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-
-    codec = codec_of(TOKENIZER)
-    messages = ToolMessages(render, codec.encode, codec.end_ids)
-    return TextDialogue(messages, codec, **settings_of), codec
+def dialogue(**settings_of: Any) -> NativeDialogue:
+    messages = tool_messages(TOKENIZER)
+    return NativeDialogue(TEXT, {}, messages, CODEC, None, max_calls=1, **settings_of)
 
 
 def whole(*said: str) -> str:
@@ -38,21 +32,20 @@ def whole(*said: str) -> str:
 
 @given(said=st.text("abc []12", min_size=1, max_size=20), answer=TEXTS, ends=st.booleans())
 def test_the_response_is_what_the_template_writes(said: str, answer: str, ends: bool):
-    style, codec = dialogue()
-    ids = codec.encode(said) + ([codec.message_end_id] if ends and codec.message_end_id else [])
-    shown = asyncio.run(style.show(said, [answer], ids, 500))
-    assert shown is not None and shown.drop == 0
-    text = whole("u") + codec.decode([*ids, *shown.token_ids])
-    assert text == whole("u", said, codec.decode(codec.encode_plain(answer)))
+    ids = CODEC.encode(said) + ([CODEC.message_end_id] if ends and CODEC.message_end_id else [])
+    shown = asyncio.run(dialogue().show([answer], ids[-1], 500))
+    assert shown is not None
+    text = whole("u") + CODEC.decode([*ids, *shown.token_ids])
+    assert text == whole("u", said, CODEC.decode(CODEC.encode_plain(answer)))
 
 
 @given(answer=st.text("ab \n", max_size=300), room=st.integers(0, 60), longest=st.integers(1, 80))
 def test_an_answer_never_takes_more_than_its_room(answer: str, room: int, longest: int):
-    style, codec = dialogue(max_length=longest)
-    shown = asyncio.run(style.show("x", [answer], codec.encode("x"), room))
+    style = dialogue(max_length=longest)
+    shown = asyncio.run(style.show([answer], CODEC.encode("x")[-1], room))
     if shown is not None:
         assert len(shown.token_ids) <= room
-        assert shown.text == codec.decode(shown.token_ids)
+        assert shown.text == CODEC.decode(shown.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +58,11 @@ def test_an_answer_never_takes_more_than_its_room(answer: str, room: int, longes
         ("<think>no end", False, None),
         ("no end", True, None),
         ("  ", False, None),
+        ("so \\boxed{7}", False, "so \\boxed{7}"),
     ],
 )
 def test_the_action_is_the_message_without_its_thought(
     text: str, in_reasoning: bool, action: str | None
 ):
-    style, _ = dialogue(in_reasoning=in_reasoning)
-    found = style.actions(text)
+    found = dialogue(in_reasoning=in_reasoning).actions(text)
     assert [(each.kind, each.content) for each in found] == ([(STEP, action)] if action else [])
-    assert without_thoughts(text, in_reasoning=in_reasoning) == (action or "")

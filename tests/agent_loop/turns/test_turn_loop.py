@@ -1,7 +1,6 @@
 """Turns: what ends a trajectory, what the mask says, and how much room a result may take."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from agent_loop.deadline import Deadline
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.records.trajectory_record import Call
-from agent_loop.turns.observation_style import InlineStyle, RenderedResults
+from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
@@ -176,29 +175,6 @@ async def test_a_turn_says_how_long_it_took_and_which_weights_sampled_it():
     assert rollout.weight_versions == (3, 6)
 
 
-async def test_tokens_that_a_chat_template_replaces_leave_the_turn_and_the_gradient():
-    class Replacing:
-        async def show(
-            self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
-        ) -> RenderedResults:
-            return RenderedResults(token_ids=codec.encode(">[c]"), text=">[c]", drop=1)
-
-    codec = CharTokenizer()
-    rollout = await run_turns(
-        prompt_ids=[1],
-        generate=ScriptedGenerate(codec, ["<code>a</code>", "<answer>b</answer>"]),
-        environment=TableEnvironment({"a": "c"}),
-        language=TAGS,
-        style=Replacing(),
-        codec=codec,
-        budget=Budget(max_turns=3, response_length=200),
-        filler_id=FILLER,
-    )
-    assert masked_text(rollout, 1) == "<code>a</code<answer>b</answer>"
-    assert masked_text(rollout, 0) == ">[c]"
-    assert mask_problems(whole_of(rollout)) == []
-
-
 @pytest.mark.parametrize("reserve", [30, 1024])
 async def test_a_long_result_is_cut_in_the_middle_and_leaves_room_for_the_answer(reserve: int):
     rollout, generate, _ = await play(
@@ -239,7 +215,7 @@ async def test_a_fitted_result_never_takes_more_than_its_room_and_keeps_its_mark
     text, room, wide
 ):
     codec = CharTokenizer(wide)
-    fitted = await style_of(codec).show("", [text], [], room)
+    fitted = await style_of(codec).show([text], 0, room)
     if fitted is None:
         assert room < len(codec.encode("<information>...</information>"))
         return

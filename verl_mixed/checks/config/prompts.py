@@ -318,26 +318,24 @@ def _template_problems(
 ) -> Iterator[str]:
     """Messages of the loops that the model's chat template refuses."""
     common = at(config, "mixed.turns.observation_style")
-    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
-    of_system = [{"role": "system", "content": "s"}, said[0]]
-    of_tool = [*said, {"role": "tool", "content": "t"}]
-    without_system = (
-        f"leave out its system_prompt and those of its prompt and agent, or set {TEMPLATE_KEY}"
-    )
+    of_system = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    refuses = f"the chat template of {MODEL_KEY} refuses messages of the role"
     for name, source in prompts.sources.items():
-        tried = []
-        if prompts.have_system(name):
-            tried.append(("system", of_system, without_system))
-        if (source.observation_style or common) == "chat":
-            tried.append(("tool", of_tool, "set mixed.turns.observation_style=inline"))
-        for role, messages, remedy in tried:
-            try:
-                _shown(messages, tokenizer)
-            except _Refused as error:
-                yield (
-                    f"source={name}: the chat template of {MODEL_KEY} refuses messages of the role "
-                    f"{role} ({error}); {remedy}"
-                )
+        try:
+            if prompts.have_system(name):
+                _shown(of_system, tokenizer)
+        except _Refused as error:
+            yield (
+                f"source={name}: {refuses} system ({error}); leave out its system_prompt and those "
+                f"of its prompt and agent, or set {TEMPLATE_KEY}"
+            )
+        try:
+            if (source.observation_style or common) == "chat":
+                text_messages(tokenizer, []).glue((), ("tool",))
+        except CannotContinue as error:
+            yield (
+                f"source={name}: {refuses} tool ({error}); set mixed.turns.observation_style=inline"
+            )
 
 
 def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: Prompts) -> Iterator[str]:

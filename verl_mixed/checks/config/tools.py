@@ -234,11 +234,15 @@ def template_formats(tokenizer: Any) -> list[str]:
 
 def text_messages(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
     """The chat template's glue around messages after the model's."""
+    from agent_loop.turns.call_formats import FORMATS
     from agent_loop.turns.codec import codec_of
+    from agent_loop.turns.tags import stop_token_ids
     from agent_loop.turns.tool_messages import ToolMessages
 
     codec = codec_of(tokenizer)
-    return ToolMessages(_rendering(tokenizer, schemas), codec.encode, codec.end_ids)
+    stops = [text for name in template_formats(tokenizer) for text in FORMATS[name].stop_texts]
+    ends = codec.end_ids | frozenset(stop_token_ids(stops, codec.encode))
+    return ToolMessages(_rendering(tokenizer, schemas), codec.encode, ends)
 
 
 def _rendering(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
