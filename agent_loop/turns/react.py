@@ -10,12 +10,11 @@ ReAct: Yao et al. 2023. One difference: an action ends with its JSON object, not
     Final Answer: ...
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from agent_loop.turns.call_formats.json_values import read_json
 from agent_loop.turns.tags import Action, ActionKind
 
 OBSERVATION = "Observation:"
@@ -125,20 +124,11 @@ def _read_call(name: str, text: str, at: int) -> _Call:
     if name in (ActionKind.ANSWER, ActionKind.MALFORMED):
         return _Call(Action(kind=ActionKind.MALFORMED, content=f"no tool {name!r}"), 0)
     try:
-        arguments, end = _DECODER.raw_decode(text, at)
-        # Raises for half a character, as "\ud83d".
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # ValueError also for an integer that is too long
-        problem = f"the arguments of {name!r} are no JSON: {str(error).split(':')[0]}"
+        arguments, end = read_json(text, at)
+    except ValueError as error:
+        problem = f"the arguments of {name!r} are no JSON: {error}"
         return _Call(Action(kind=ActionKind.MALFORMED, content=problem), 0)
     if not isinstance(arguments, dict):
         problem = f"the arguments of {name!r} are no JSON object"
         return _Call(Action(kind=ActionKind.MALFORMED, content=problem), end)
     return _Call(Action(kind=name, content=text[at:end], arguments=arguments), end)
-
-
-def _no_constant(name: str) -> Any:
-    raise json.JSONDecodeError(f"{name} is not allowed", name, 0)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)

@@ -15,28 +15,16 @@ from agent_loop.turns.call_formats.json_values import (
     shown,
     skip_space,
 )
-from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall, Schemas
-from agent_loop.turns.call_formats.scanning import MarkedFormat, one_of, skip_broken
+from agent_loop.turns.call_formats.message import ParsedCall, Schemas
+from agent_loop.turns.call_formats.scanning import MarkedFormat, single_calls
 
 _OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
 _QUOTE = '<|"|>'
-_MARKERS = one_of(_OPEN, _CLOSE)
 _HEADER = re.compile(r"\s*call:([^\s<>{}\"]+)(?=\{)")
 _KEY = re.compile(r"[^:,{}\[\]<>\"\s]+")
 
 
-def _read(text: str, start: int, _: Schemas) -> tuple[list[Attempt], int]:
-    if text.startswith(_CLOSE, start):
-        mistake = CallMistake(problem=f"no {_OPEN} is before {_CLOSE}", text=_CLOSE)
-        return [mistake], start + len(_CLOSE)
-    try:
-        call, end = _read_call(text, start)
-    except Unreadable as error:
-        call, end = skip_broken(text, start, error, _MARKERS, _CLOSE)
-    return [call], end
-
-
-def _read_call(text: str, start: int) -> tuple[ParsedCall, int]:
+def _read_call(text: str, start: int, _: Schemas) -> tuple[ParsedCall, int]:
     begin = start + len(_OPEN)
     header = _HEADER.match(text, begin)
     if header is None:
@@ -126,7 +114,7 @@ GEMMA4 = MarkedFormat(
     name="gemma4",
     openings=(_OPEN,),
     strays=(_CLOSE,),
-    read=_read,
+    read=single_calls(_read_call, _OPEN, _CLOSE),
     end_texts=("<turn|>", "<|tool_response>", "<eos>"),
     stop_texts=(_CLOSE,),
     think=("<|channel>", "<channel|>"),

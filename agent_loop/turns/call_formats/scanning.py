@@ -141,6 +141,30 @@ class MarkedFormat:
         return cut if len(cut) >= _LEAST_OF_A_MARKER and is_marker else ""
 
 
+def single_calls(
+    read_call: Callable[[str, int, Schemas], tuple[Attempt, int]], opening: str, closing: str
+) -> ReadCalls:
+    """Reads calls each of which has its own two markers.
+
+    Args:
+        read_call: (text, index of the opening marker, schemas) -> the call and the index after its
+            closing marker. May raise `Unreadable`.
+    """
+    markers = one_of(opening, closing)
+
+    def read(text: str, start: int, schemas: Schemas) -> tuple[list[Attempt], int]:
+        try:
+            if not text.startswith(opening, start):
+                there = closing if text.startswith(closing, start) else "the call"
+                raise Unreadable(f"no {opening} is before {there}", start)
+            call, end = read_call(text, start, schemas)
+        except Unreadable as error:
+            call, end = skip_broken(text, start, error, markers, closing)
+        return [call], end
+
+    return read
+
+
 def skip_broken(
     text: str, start: int, error: Unreadable, markers: re.Pattern[str], closing: str
 ) -> tuple[CallMistake, int]:

@@ -56,9 +56,12 @@ class TagReader:
     words: Mapping[str, Any] = field(default_factory=dict)
     """Values that are not written as JSON."""
 
+    others: tuple[str, ...] = ()
+    """Further markers that no value has in it."""
+
     @cached_property
     def _value_end(self) -> re.Pattern[str]:
-        return one_of(self.parameter.end, self.parameter.begin)
+        return one_of(self.parameter.end, self.parameter.begin, *self.others)
 
     def read_call(self, text: str, start: int, schemas: Schemas) -> tuple[Attempt, int]:
         header = self.call.header.match(text, start)
@@ -86,7 +89,8 @@ class TagReader:
         """Key, `is_text`, value, and the index after the parameter that begins at `at`."""
         if not text.startswith(self.parameter.begin, at):
             there = shown(text[at : at + 41]) if at < len(text) else "the end"
-            problem = f"in the call of {shown(name)}, {there} is not {self.call.end}"
+            ends = f"{self.parameter.begin} nor {self.call.end}"
+            problem = f"in the call of {shown(name)}, {there} is neither {ends}"
             raise Unreadable(problem, at, name)
         header = self.parameter.header.match(text, at)
         if header is None:
@@ -100,7 +104,7 @@ class TagReader:
         value = text[header.end() : match.start()]
         if self.has_line_breaks:
             value = value.removeprefix("\n").removesuffix("\n")
-        return header["name"], header.groupdict().get("is_text"), value, match.end()
+        return header["name"].strip(), header.groupdict().get("is_text"), value, match.end()
 
 
 _TYPED = {"true": TEXT, "false": JSON}

@@ -64,12 +64,13 @@ def test_what_follows_a_stop_text_changes_nothing(text):
         ('{"a": ', "Expecting value"),
         ("{'a': 1}", "Expecting property name"),
         ('{"a": NaN}', "NaN is not allowed"),
+        ('{"a": 1e999}', "not JSON compliant"),
         ("[1, 2]", "no JSON object"),
         ("12", "no JSON object"),
         ("", "Expecting value"),
-        ('{"a": "\\ud83d"}', "can't encode character"),
+        ('{"a": "\\ud83d"}', "half of a surrogate pair"),
         ('{"a": ' + "9" * 5000 + "}", "Exceeds the limit"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_arguments_that_are_no_json_object_are_the_model_s_mistake(arguments, problem):
