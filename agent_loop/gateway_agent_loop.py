@@ -169,7 +169,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             path, _, name = options.function.rpartition(":")
             return await getattr(module_of(Path(path), "agent"), name)(address, row)
         end = await self._program().run(
-            address.variables, msgspec.json.encode(row), port=gateway.port, socket=gateway.socket
+            address.variables, msgspec.json.encode(row), port=gateway.port, serve=gateway.serving
         )
         if end.exit_code != 0:
             words = f"; its stderr ends with: {end.stderr[-600:]}" if end.stderr.strip() else ""

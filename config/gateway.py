@@ -61,7 +61,7 @@ class GatewayOptions(Section):
     read. A start adds the data, the runs and the secrets that it knows of."""
 
     memory_mb: int = Field(default=2048, ge=16)
-    """MiB of a command in the sandbox."""
+    """MiB of private memory of each process of a command in the sandbox."""
 
     processes: int = Field(default=128, ge=1)
     """Processes and threads of a command in the sandbox."""

@@ -1,17 +1,16 @@
-"""What an agent program's process runs before the program: limits, the port, then exec.
+"""What runs in a sandbox before an agent program: takes the user and limits, listens, then exec.
 
-`python -I -S inside.py CONTROL KIND FOLDER CWD [PORT UID MEMORY_BYTES PROCESSES] -- COMMAND`
+`python -I -S inside.py CONTROL FOLDER CWD PORT UID MEMORY_BYTES PROCESSES COMMAND...`
 
 CONTROL is a socket to the worker. When all is set up, this process sends descriptors there: of
-FOLDER, so that the worker can read the answer when the sandbox is gone; and in a sandbox of
-/dev/shm, whose files count as memory, and of a socket that listens on PORT in the sandbox's
-network, so that the worker itself serves it and no process inside need pass bytes on. It becomes
-the command when the worker answers, and ends if the worker has ended. Standard library only,
-without modules that take long to import.
+FOLDER, so that the worker can read the answer when the sandbox is gone, and of a socket that
+listens on PORT in the sandbox's network, so that the worker itself serves it and no process inside
+need pass bytes on. Standard library only, without modules that take long to import.
 """
 
 import _socket  # without the enums of `socket` and `signal` the start takes 10 ms less
 import os
+import resource
 import struct
 import sys
 
@@ -21,37 +20,13 @@ LARGEST_DESCRIPTOR = 0x7FFFFFFF
 
 
 def main() -> None:
-    control_fd, kind, folder, cwd, *rest = sys.argv[1:]
-    end = rest.index("--")
-    numbers, command = map(int, rest[:end]), rest[end + 1 :]
+    control_fd, folder, cwd, *rest = sys.argv[1:]
+    port, uid, memory_bytes, processes = map(int, rest[:4])
+    command = rest[4:]
     control = _socket.socket(fileno=int(control_fd))
     os.set_inheritable(control.fileno(), False)
     os.closerange(3, control.fileno())  # bwrap leaves the user namespace open
     os.closerange(control.fileno() + 1, LARGEST_DESCRIPTOR)
-    sent = enter_sandbox(folder, *numbers) if kind == "sandbox" else []
-    sent.insert(0, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-    os.chdir(cwd)
-    rights = struct.pack(f"={len(sent)}i", *sent)
-    control.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    if not control.recv(1):
-        sys.exit("the worker has ended")
-    import _signal  # pyright: ignore[reportMissingImports]
-
-    for number in (SIGPIPE, SIGXFSZ):  # Python ignores them, and the command would inherit it
-        _signal.signal(number, _signal.SIG_DFL)
-    try:
-        os.execv(command[0], command)
-    except OSError as error:
-        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
-        sys.exit(127)
-
-
-def enter_sandbox(
-    folder: str, port: int, uid: int, memory_bytes: int, processes: int
-) -> "list[int]":
-    """Take the user and the limits; returns descriptors of /dev/shm and of the listening socket."""
-    import resource
-
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if the host's memory is full, the kernel kills this before the worker
     if uid:  # this process is root of its user namespace, and loses all capabilities here
@@ -69,7 +44,19 @@ def enter_sandbox(
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", port))
     listener.listen(128)
-    return [os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY), listener.detach()]
+    sent = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY), listener.detach()]
+    os.chdir(cwd)
+    rights = struct.pack("=2i", *sent)
+    control.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    import _signal  # pyright: ignore[reportMissingImports]
+
+    for number in (SIGPIPE, SIGXFSZ):  # Python ignores them, and the command would inherit it
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ its answer is worth, is decided elsewhere.
 | cannot read | | what is `hidden`, wherever it lies |
 | can write | all that the worker's user can | /tmp and /dev/shm, in memory, of a bounded size |
 | network | the host's | a loopback of its own, where one port leads to the gateway |
-| user | the worker's; under bwrap without setuid programs | one without capabilities |
-| memory, processes | not limited | limited |
+| user | the worker's | one without capabilities |
+| memory of each process, processes | not limited | limited |
 | left at its end | no process, no folder | no process, no folder |
 
 Its working folder is `cwd`; without a `cwd` it is the session's folder, which MIXED_SESSION_DIR
@@ -18,45 +18,48 @@ names. The answer file is relative to the session's folder in both cases.
 
 What is not held:
 
-- On the host, where namespaces are denied, `isolation.guard` kills what the program left, daemons
-  too, also if the worker dies. The program could kill the guard first.
+- On the host, `isolation.guard` kills what the program left, daemons too, also if the worker dies.
+  The program could kill the guard first.
 - On the host, a session's folder stays if the worker is killed by SIGKILL.
-- In a sandbox, memory between two looks. RLIMIT_DATA bounds each process at once; the sum of all is
-  measured every second, and above `memory_mb` they are killed. There is no cgroup, because a worker
-  shares its cgroup with other processes of Ray and so may not divide it. Neither memory of the
-  kernel, of full sockets for example, nor processor time is limited.
+- In a sandbox, memory of all processes together: RLIMIT_DATA bounds the private memory of each. If
+  the memory of the host or of its container is full, the kernel kills programs before the worker.
+  Neither memory that is shared, memory of the kernel, nor processor time is limited.
 """
 
 import asyncio
 import os
 import shlex
-import shutil
 import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path, PurePosixPath
+from socket import AF_UNIX, SOCK_SEQPACKET, socketpair
 from socket import socket as Socket
 from typing import Literal
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
-from agent_loop.gateway.isolation import AgentSandbox, Start, host_start, lies_in
-from agent_loop.gateway.relay import relayed
 from agent_loop.gateway.running import Running
+from agent_loop.gateway.sandbox import ENVIRONMENT, AgentSandbox, lies_in
+from config.compat import timeout
 from tool_server.isolation.errors import SandboxUnavailable
+from tool_server.isolation.host import memory_file
 from tool_server.isolation.proc import remove
 
 MAX_ANSWER_BYTES = 1 << 16
 """Of an answer file; of a longer one the end is taken."""
 
 TRIAL_S = 60.0
-"""Longest time of each trial of `check`."""
+"""Longest time of the trial of `check`."""
 
 _LOCALE = ("LANG", "LC_ALL", "TZ")
+
+Serve = Callable[[Socket], AbstractAsyncContextManager[None]]
+"""Answers what comes at a listening socket, while it is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ class AgentProgram:
             PATH (the worker's interpreter first), HOME, USER, LANG and the like.
         readable: in a sandbox, further files and folders that it may read.
         hidden: in a sandbox, files and folders that are empty for it.
-        memory_mb: in a sandbox, memory of each process, and of all together.
+        memory_mb: in a sandbox, private memory of each process.
         processes: in a sandbox, processes and threads at once.
         answer_file: path below the session's folder.
 
@@ -126,11 +129,10 @@ class AgentProgram:
         self._answer_file = answer_file
         self._checking, self._is_checked = threading.Lock(), False
         self._sandbox: AgentSandbox | None = None
-        self._bwrap: str | None = None
-        """Of a program on the host: bwrap, if it can make a pid namespace."""
 
     def check(self) -> None:
-        """Find out whether sessions can be started on this node, by short trials; it blocks.
+        """Find out whether sessions can be started on this node, a sandbox by a short trial; it
+        blocks, and runs where no event loop does.
 
         Raises:
             ValueError: they cannot; the message says what to change.
@@ -144,18 +146,7 @@ class AgentProgram:
                     raise ValueError(f"readable={path!r}: this node has no such path; correct it")
             if self._where == "sandbox":
                 self._check_sandbox(program)
-            else:
-                self._check_host()
             self._is_checked = True
-
-    def _check_host(self) -> None:
-        for self._bwrap in (shutil.which("bwrap"), None):  # None: with a guard
-            if not (reason := self._trial("/bin/sh", "-c", ":")):
-                return
-        raise ValueError(
-            f"where=host: no program can be started on this node ({reason}): it takes /bin/sh and "
-            "free processes; install the first, or raise the limit of the second (`ulimit -u`)"
-        )
 
     def _check_sandbox(self, program: str) -> None:
         visible = [*self._readable, *([self._cwd] if self._cwd else [])]
@@ -180,37 +171,41 @@ class AgentProgram:
                     f"run `chmod o+rX {path}`, or name another folder as cwd or in readable"
                 )
         try:
-            if self._sandbox is None:
-                limits = (self._memory_mb, self._processes)
-                self._sandbox = AgentSandbox(visible, self._hidden, *limits)
-            reason = self._trial("/bin/sh", "-c", ":")
-        except SandboxUnavailable as error:
-            reason = str(error)
-        if reason:
+            self._sandbox = AgentSandbox(visible, self._hidden, self._memory_mb, self._processes)
+            has_program = asyncio.run(self._trial(program))
+        except (SandboxUnavailable, TimeoutError, asyncio.TimeoutError) as error:
             raise ValueError(
-                f"where=sandbox: no program can be isolated on this node ({reason}): without "
+                f"where=sandbox: no program can be isolated on this node ({error}): without "
                 "isolation none is run; install bubblewrap 0.7 or newer and allow user namespaces, "
                 "or set where=host if the program may do all that the worker's user may"
-            )
-        if self._trial("/bin/sh", "-c", 'test -x "$0"', program):
+            ) from error
+        if not has_program:
             raise ValueError(
                 f"command={self._words[0]!r} is {program}, which the sandbox does not show, or its "
                 "user may not execute; add its folder to `readable`"
             )
 
+    async def _trial(self, program: str) -> bool:
+        """Whether the sandbox shows a program that its user may execute."""
+        async with timeout(TRIAL_S):
+            command = ("/bin/sh", "-c", 'test -x "$0"', program)
+            async with self._running(command, self._environment({}), b"{}", 8080) as (running, _):
+                await running.ended()
+        return running.exit_code == 0
+
     async def run(
-        self, variables: Mapping[str, str], row: bytes, *, port: int, socket: str
+        self, variables: Mapping[str, str], row: bytes, *, port: int, serve: Serve
     ) -> ProgramEnd:
         """Run the command for one session, to its end.
 
-        If this is cancelled, the program gets SIGTERM, and SIGKILL a second later; a second
-        cancellation does not wait for this second.
+        If this is cancelled, a program on the host gets SIGTERM, and SIGKILL a second later; a
+        second cancellation does not wait for this second.
 
         Args:
             variables: for its environment: OPENAI_BASE_URL and the like.
             row: its stdin, and the content of the file that MIXED_ROW_FILE names.
             port: in a sandbox, port of 127.0.0.1 on which it reaches the gateway.
-            socket: path of the gateway's Unix socket.
+            serve: answers there; the listening socket is in the sandbox's network.
 
         Raises:
             ValueError: as `check`.
@@ -218,54 +213,67 @@ class AgentProgram:
         """
         if not self._is_checked:
             await asyncio.to_thread(self.check)
+        env = self._environment(variables)
+        command = (self._program(env), *self._words[1:])
+        async with self._running(command, env, row, port) as (running, fds):
+            if self._where == "sandbox":
+                async with serve(Socket(fileno=os.dup(fds[1]))):
+                    await running.ended()
+            else:
+                await running.ended()
+            await running.stop()
+            return self._end_of(running, fds[0])
+
+    @asynccontextmanager
+    async def _running(
+        self, command: Sequence[str], env: dict[str, str], row: bytes, port: int
+    ) -> AsyncIterator[tuple[Running, list[int]]]:
+        """The processes of a command that has begun, and a descriptor of the session's folder; in a
+        sandbox also of a socket that listens there. At the end nothing of it is left."""
         folder = tempfile.mkdtemp(prefix="mixed-session-") if self._where == "host" else ""
         try:
             with ExitStack() as open_fds:
-                start = self._start(open_fds, row, port, folder)
-                running = self._running(start, variables, open_fds)
+                control, child = socketpair(AF_UNIX, SOCK_SEQPACKET)
+                open_fds.enter_context(control)
+                with child:
+                    running = self._started(open_fds, command, env, row, port, folder, child)
                 try:
-                    folder_fd, *sandboxed = await running.begin()
-                    async with AsyncExitStack() as while_it_runs:
-                        if sandboxed:
-                            shm_fd, listening = sandboxed
-                            listener = Socket(fileno=os.dup(listening))
-                            await while_it_runs.enter_async_context(relayed(listener, socket))
-                            limit = running.keep_below(self._memory_mb, (folder_fd, shm_fd))
-                            while_it_runs.callback(asyncio.ensure_future(limit).cancel)
-                        running.allow()
-                        await running.ended()
+                    await running.read()
+                    if self._sandbox is None:
+                        fds = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+                        open_fds.callback(os.close, fds[0])
+                    elif not (fds := await running.begun(control)):
+                        await running.stop()
+                        words = running.stderr.strip().rpartition("\n")[2]
+                        raise SandboxUnavailable(f"no program begins: {words}")
+                    yield running, fds
                 finally:
                     await running.stop()
-                return self._end_of(running, folder_fd)
         finally:
             if folder:
                 await uninterrupted(asyncio.to_thread(remove, folder))
 
-    def _start(self, open_fds: ExitStack, row: bytes, port: int, folder: str) -> Start:
+    def _started(
+        self,
+        open_fds: ExitStack,
+        command: Sequence[str],
+        env: dict[str, str],
+        row: bytes,
+        port: int,
+        folder: str,
+        control: Socket,
+    ) -> Running:
+        stdin = memory_file(open_fds, row)
         if self._sandbox is not None:
-            return self._sandbox.start(open_fds, row, port, self._cwd)
+            line, fds = self._sandbox.command(
+                open_fds, row, port, self._cwd, control.fileno(), command
+            )
+            how = {"cwd": "/", "env": env | ENVIRONMENT, "pass_fds": fds}
+            return Running(line, True, open_fds, stdin=stdin, **how)
         row_file = Path(folder, "row.json")
         row_file.write_bytes(row)
-        return host_start(open_fds, folder, self._cwd, self._bwrap)
-
-    def _running(
-        self, start: Start, variables: Mapping[str, str], open_fds: ExitStack, *instead: str
-    ) -> Running:
-        """The process of the command, or of another one `instead`."""
-        env = self._environment(variables)
-        command = instead or (self._program(env), *self._words[1:])
-        env |= {**start.env, "MIXED_SESSION_DIR": start.folder, "MIXED_ROW_FILE": start.row_file}
-        return Running(start, command, env, open_fds)
-
-    def _trial(self, *command: str) -> str:
-        """Why this command fails where sessions are to run; empty if it does not."""
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as open_fds:
-            start = self._start(open_fds, b"{}", 8080, folder)
-            running = self._running(start, {}, open_fds, *command)
-            try:
-                return running.trial(TRIAL_S)
-            finally:
-                running.kill()
+        env |= {"MIXED_SESSION_DIR": folder, "MIXED_ROW_FILE": str(row_file)}
+        return Running(command, False, open_fds, stdin=stdin, cwd=self._cwd or folder, env=env)
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         if missing := [name for name in self._env if name not in os.environ]:
@@ -292,11 +300,8 @@ class AgentProgram:
         if self._answer_file is not None:
             answer = _content(folder_fd, self._answer_file)
         else:
-            lines = running.stdout.text().split("\n")
-            answer = next((line.strip() for line in reversed(lines) if line.strip()), None)
-        return ProgramEnd(
-            exit_code=running.exit_code(), answer=answer, stderr=running.stderr.text()
-        )
+            answer = running.stdout.strip().rpartition("\n")[2].strip() or None
+        return ProgramEnd(exit_code=running.exit_code, answer=answer, stderr=running.stderr)
 
 
 def _content(at: int, path: str) -> str | None:

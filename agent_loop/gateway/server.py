@@ -3,27 +3,27 @@
 `http://127.0.0.1:PORT/s/<id>/v1` speaks OpenAI's Chat Completions and Responses and Anthropic's
 Messages, and `/s/<id>/mcp` has the tools of the source. `/s/<another id>/reward` takes the agent's
 answer or its own number: who knows the first address does not know this one. The ids are
-unguessable, the server listens on loopback and on a Unix socket, and an answer says nothing of
-other sessions. All requests of one session are paced, refused ones too, so that a flood by one
-agent does not slow the others.
+unguessable, the server listens on loopback, there and in the network of each sandbox, and an
+answer says nothing of other sessions. All requests of one session are paced, refused ones too, so
+that a flood by one agent does not slow the others.
 """
 
 import asyncio
 import json
 import logging
 import re
-import tempfile
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from agent_loop.calls.child_process import uninterrupted
 from agent_loop.gateway import anthropic_messages, chat_completions, responses
 from agent_loop.gateway.demands import demand_of, unless_long, with_demand
 from agent_loop.gateway.mcp import McpEndpoint
@@ -53,7 +53,10 @@ REFUSAL_S = 1.0
 
 CONNECTIONS_PER_SECOND, MOST_NEW = 500.0, 1000
 """Connections from this host, of all sessions together, and those that may come at once. From a
-sandbox they are paced by `relay`, for each session."""
+sandbox they are paced for each session."""
+
+MAX_CONNECTIONS = 64
+"""Of one sandbox at once; more are closed at once. Each takes a descriptor of the worker."""
 
 LOG_LINES, LOG_CHARACTERS = 20, 200
 """Lines that one process logs of what is no HTTP, and the length of each."""
@@ -140,7 +143,6 @@ class Gateway:
 
         self._starting: asyncio.Task[None] | None = None
         self._runner: web.ServerRunner | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
 
     async def open(self, session: Session, mcp: McpEndpoint) -> Address:
@@ -173,32 +175,58 @@ class Gateway:
         if tasks:
             await asyncio.wait(tasks)
 
-    @property
-    def socket(self) -> str:
-        """Path of the Unix socket on which the same server listens."""
-        assert self._folder is not None, "the gateway has not started"
-        return str(Path(self._folder.name) / "gateway.sock")
+    @asynccontextmanager
+    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Answer also what comes at a socket, while it is open.
+
+        It listens in the network of a sandbox. So an idle session needs no process that listens,
+        and the program reaches nothing but HTTP.
+        """
+        server, loop, pace = self._server(), asyncio.get_running_loop(), Pace()
+
+        async def accept() -> None:
+            # Not by the loop's own server, which takes all connections that come, 100 in a pass.
+            while True:
+                await asyncio.sleep(pace.wait_s(loop.time()))
+                with suppress(OSError):  # no descriptor is left, or the program has hung up
+                    connection, _ = await loop.sock_accept(listener)
+                    if len(server.connections) < MAX_CONNECTIONS:
+                        await loop.connect_accepted_socket(server, connection)
+                    else:
+                        connection.close()
+
+        listener.setblocking(False)
+        accepting = asyncio.ensure_future(accept())
+        try:
+            yield
+        finally:
+            accepting.cancel()
+            for connection in server.connections:
+                connection.force_close()
+            try:
+                await uninterrupted(asyncio.wait([accepting]))
+            finally:
+                listener.close()
 
     async def close(self) -> None:
         for served in list(self._served.values()):
             await self.shut(served.session)
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     async def _start(self) -> None:
+        self._runner = web.ServerRunner(self._server(Pace(CONNECTIONS_PER_SECOND, MOST_NEW)))
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    def _server(self, pace: Pace | None = None) -> "_Server":
         make = partial(
             web.BaseRequest, loop=asyncio.get_running_loop(), client_max_size=MAX_BODY_BYTES
         )
-        server = _Server(self._handle, request_factory=make, access_log=None, logger=_http_log)
-        self._runner = web.ServerRunner(server)
-        await self._runner.setup()
-        self._folder = tempfile.TemporaryDirectory(prefix="mixed-gateway-")
-        await web.UnixSite(self._runner, self.socket).start()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = self._runner.addresses[-1][1]
+        return _Server(
+            self._handle, pace=pace, request_factory=make, access_log=None, logger=_http_log
+        )
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request of a known session, in its turn, with errors in the protocol's form."""
@@ -231,16 +259,14 @@ class Gateway:
 class _Server(web.Server):
     """Does not read from connections that come too fast. What is sent there may be no HTTP."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, pace: Pace | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._pace = Pace(CONNECTIONS_PER_SECOND, MOST_NEW)
+        self._pace = pace
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if not transport.get_extra_info("peername"):  # of the Unix socket
-            return
         loop = asyncio.get_running_loop()
-        if wait_s := self._pace.wait_s(loop.time()):
+        if self._pace is not None and (wait_s := self._pace.wait_s(loop.time())):
             transport.pause_reading()
             loop.call_later(wait_s, transport.resume_reading)
 

@@ -7,10 +7,12 @@ namespaces(7).
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tool_server.isolation.errors import SandboxUnavailable
+from tool_server.isolation.host import program
 
 UIDS = range(1000, 1512)
 """Users of programs inside the sandbox if root serves. The kernel limits processes by user and does
@@ -76,7 +78,20 @@ def user_namespace(open_fds: ExitStack) -> int:
         return users
 
 
-def binds(paths: list[str]) -> list[str]:
+def line(readable: list[str], before: Sequence[str] = ()) -> list[str]:
+    """bwrap with namespaces of processes, network, ipc and names, and these paths read-only.
+
+    Args:
+        before: options for what lies below the paths, such as a tmpfs that has some of them.
+
+    Raises:
+        SandboxUnavailable: there is no bwrap.
+    """
+    namespaces = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+    return [program("bwrap"), *namespaces, *before, *_binds(readable)]
+
+
+def _binds(paths: list[str]) -> list[str]:
     """Options of bwrap that bind paths read-only, and the links from the root into /usr."""
     argv = []
     for link in ("/bin", "/lib", "/lib64"):

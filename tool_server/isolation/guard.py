@@ -28,11 +28,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _TO_THE_COMMAND = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGTERM)
 
 
-def line(life: int) -> "list[str]":
-    """What stands before a command; `life` is inherited."""
-    return [os.path.realpath(sys.executable), "-I", "-S", __file__, str(life)]
-
-
 def guarded(
     command: "Sequence[str]", **options: "Any"
 ) -> "tuple[subprocess.Popen[bytes], Callable[[], None]]":
@@ -61,10 +56,11 @@ def guarded(
                 ours.shutdown(socket.SHUT_RDWR)  # also if a fork of this process holds it
 
     with life:
-        fd = life.fileno()
+        fd = life.fileno()  # inherited
+        line = [os.path.realpath(sys.executable), "-I", "-S", __file__, str(fd)]
         try:
             process: subprocess.Popen[Any] = subprocess.Popen(
-                [*line(fd), *command], pass_fds=(fd,), start_new_session=True, **options
+                [*line, *command], pass_fds=(fd,), start_new_session=True, **options
             )
         except BaseException:
             end()

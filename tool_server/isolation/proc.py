@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 KILL_ROUNDS = 1000
@@ -92,34 +92,16 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def memory_bytes(pid: int, without: Sequence[int] = ()) -> int:
-    """Memory, swap and page tables of a process and its descendants; shared memory counts once.
-
-    Args:
-        without: folders of tmpfs whose files do not count (see `file_bytes`). They are told apart
-            in the same look, because a process may unmap them before another one.
-    """
-    size_kb, devices = 0, set[bytes]()
-    for folder in without:
-        device = os.fstat(folder).st_dev
-        devices.add(f"{os.major(device):02x}:{os.minor(device):02x}".encode())
-    maps = "smaps" if devices else "smaps_rollup"
+def memory_bytes(pid: int) -> int:
+    """Memory, swap and page tables of a process and its descendants; shared memory counts once."""
+    size_kb = 0
     for place in map(living_place, (pid, *descendants(pid))):
-        with unless_ended(place), open(f"{place}/{maps}", "rb") as file:
-            counts = True
+        with unless_ended(place), open(f"{place}/smaps_rollup", "rb") as file:
             for words in map(bytes.split, file):
-                if not words[0].endswith(b":"):  # address, rights, offset, device, inode, path
-                    counts = words[3] not in devices
-                elif counts and words[0] in (b"Pss:", b"SwapPss:"):
+                if words[0] in (b"Pss:", b"SwapPss:"):
                     size_kb += int(words[1])
         size_kb += kilobytes(f"{place}/status", b"VmPTE:")
     return 1024 * size_kb
-
-
-def file_bytes(folder: int) -> int:
-    """Memory that the files of a tmpfs take, those too that are deleted and still open."""
-    about = os.fstatvfs(folder)
-    return (about.f_blocks - about.f_bfree) * about.f_frsize
 
 
 def resident_bytes(pid: int) -> float:

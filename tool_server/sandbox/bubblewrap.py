@@ -13,8 +13,8 @@ live for a few milliseconds is not always counted.
 import os
 from contextlib import ExitStack
 
-from tool_server.isolation.bubblewrap import UIDS, binds, require_own_counts, user_namespace
-from tool_server.isolation.host import ENVIRONMENT, package_paths, program, readable_paths
+from tool_server.isolation.bubblewrap import UIDS, line, require_own_counts, user_namespace
+from tool_server.isolation.host import ENVIRONMENT, package_paths, readable_paths
 from tool_server.isolation.seccomp import build_filter
 from tool_server.sandbox.program import Limits
 from tool_server.sandbox.sandbox import Sandbox
@@ -36,7 +36,6 @@ class BubblewrapSandbox(Sandbox):
 
     def __init__(self, workers: int = 1, packages: tuple[str, ...] = ()) -> None:
         super().__init__(workers, packages)
-        bwrap = program("bwrap")
         require_own_counts()
         self._filter = build_filter(processes=True)
         paths = package_paths(packages)
@@ -45,11 +44,9 @@ class BubblewrapSandbox(Sandbox):
         self._has_tmp = not any(path.startswith("/tmp/") for path in readable)
         self._paths = paths
         self._argv = [
-            bwrap,
-            *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+            *line(readable),
             "--clearenv",
             *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
-            *binds(readable),
             *("--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/box", "--dir", "/tmp"),
             # No ptys, because a run would see those of another run.
             *(word for path in _DEVICES for word in ("--dev-bind", path, path)),

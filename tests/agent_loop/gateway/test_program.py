@@ -1,4 +1,4 @@
-"""Agent programs as real processes: on the host, there also without bwrap, and in a sandbox."""
+"""Agent programs as real processes, on the host and in a sandbox."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -17,9 +18,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_loop.gateway.program import AgentProgram, ProgramEnd
-from agent_loop.gateway.relay import MAX_CONNECTIONS
+from agent_loop.gateway.program import AgentProgram, ProgramEnd, Serve
 from agent_loop.gateway.running import STDERR_BYTES, STDOUT_BYTES
+from agent_loop.gateway.server import MAX_CONNECTIONS, Gateway
 from config.gateway import with_absolute_paths
 from tests.fakes.daemons import DAEMONS, processes_with
 from tool_server.isolation.errors import SandboxUnavailable
@@ -39,36 +40,28 @@ def sandbox_is_missing() -> str:
 
 MISSING = sandbox_is_missing()
 in_sandbox = [pytest.mark.sandbox, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
-WHERE = [
-    pytest.param("host", marks=in_sandbox),
-    "guard",
-    pytest.param("sandbox", marks=in_sandbox),
-]
+WHERE = ["host", pytest.param("sandbox", marks=in_sandbox)]
+
+
+@asynccontextmanager
+async def nobody(listener: socket.socket) -> AsyncIterator[None]:
+    with listener:
+        yield
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AgentProgram]:
-    """A program of these lines of Python; `guard` is the host without bwrap."""
+def make() -> Callable[..., AgentProgram]:
+    """A program of these lines of Python."""
 
-    def make(where: str, code: str, **settings: Any) -> AgentProgram:
-        if where == "guard":
-            without_bwrap(tmp_path / "bin", monkeypatch)
+    def make(where: Any, code: str, **settings: Any) -> AgentProgram:
         command = shlex.join(["python", "-c", textwrap.dedent(code)])
-        return AgentProgram(command, where="sandbox" if where == "sandbox" else "host", **settings)
+        return AgentProgram(command, where=where, **settings)
 
     return make
 
 
-def without_bwrap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir(exist_ok=True)
-    for name in ("sh", "sleep", "touch"):
-        if not (folder / name).exists():
-            (folder / name).symlink_to(f"/usr/bin/{name}")
-    monkeypatch.setenv("PATH", str(folder))
-
-
-async def end_of(program: AgentProgram, gateway: str = "/none", row: bytes = ROW) -> ProgramEnd:
-    return await program.run({"OPENAI_API_KEY": "key"}, row, port=PORT, socket=gateway)
+async def end_of(program: AgentProgram, serve: Serve = nobody, row: bytes = ROW) -> ProgramEnd:
+    return await program.run({"OPENAI_API_KEY": "key"}, row, port=PORT, serve=serve)
 
 
 async def until(is_true: Callable[[], object], every_s: float = 0.01) -> None:
@@ -86,24 +79,18 @@ def mark() -> Iterator[str]:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[str]:
-    """Path of a Unix socket where an HTTP server repeats what it gets."""
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """A gateway that repeats what it gets."""
 
-    async def repeat(request: web.Request) -> web.StreamResponse:
+    async def repeat(_: Gateway, request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         async for chunk in request.content.iter_any():
             await response.write(chunk)
         return response
 
-    app = web.Application(client_max_size=1 << 30)
-    app.router.add_post("/s/1/v1", repeat)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    path = str(tmp_path / "gateway.sock")
-    await web.UnixSite(runner, path).start()
-    yield path
-    await runner.cleanup()
+    monkeypatch.setattr(Gateway, "_handle", repeat)
+    return Gateway().serving
 
 
 # --- what a program gets, and what is known of its end -------------------------------------------
@@ -160,10 +147,8 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize("where", ["host", "sandbox"])
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(("script", "settings", "expected"), ENDS)
-@pytest.mark.sandbox
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 async def test_the_end_is_what_the_program_left(
     where: Any, script: str, settings: dict[str, Any], expected: ProgramEnd
 ):
@@ -203,7 +188,7 @@ async def test_no_process_and_no_folder_outlives_the_program(
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     program = make(where, DAEMONS.replace("MARK", repr(mark)) + "    print('done')")
-    program.check()
+    await asyncio.to_thread(program.check)
     before = len(os.listdir("/proc/self/fd"))
     end = await end_of(program)
     assert end.answer == "done"
@@ -233,7 +218,7 @@ async def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(
     make: Callable[..., AgentProgram], where: str, mark: str
 ):
     program = make(where, f"import time; time.sleep(1000); {mark!r}")
-    program.check()
+    await asyncio.to_thread(program.check)
     before = len(os.listdir("/proc/self/fd"))
     for processes in (0, 1, 2) * 5:
         task = asyncio.create_task(end_of(program))
@@ -247,12 +232,7 @@ async def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-@pytest.mark.parametrize("where", WHERE[:2])
-async def test_a_cancelled_program_may_end_by_itself(
-    where: str, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    if where == "guard":
-        without_bwrap(tmp_path / "bin", monkeypatch)
+async def test_a_cancelled_program_on_the_host_may_end_by_itself(mark: str, tmp_path: Path):
     script = "trap 'echo seen > seen; exit' TERM; touch ready; sleep 1000 & wait"
     command = shlex.join(["sh", "-c", script, mark])
     task = asyncio.create_task(end_of(AgentProgram(command, where="host", cwd=str(tmp_path))))
@@ -265,10 +245,9 @@ async def test_a_cancelled_program_may_end_by_itself(
 
 WORKER = """
 import asyncio, sys
-from agent_loop.gateway.program import AgentProgram
+from tests.agent_loop.gateway.test_program import AgentProgram, end_of
 
-program = AgentProgram(sys.argv[2], where=sys.argv[1])
-asyncio.run(program.run({}, b"{}", port=8123, socket="/none"))
+asyncio.run(end_of(AgentProgram(sys.argv[2], where=sys.argv[1])))
 """
 
 
@@ -278,26 +257,21 @@ async def test_a_program_does_not_outlive_a_killed_worker(
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     code = textwrap.dedent(DAEMONS.replace("MARK", repr(mark))) + "time.sleep(1000)"
-    if where == "guard":
-        without_bwrap(tmp_path / "bin", monkeypatch)
     command = shlex.join(["python", "-c", code])
-    arguments = ["sandbox" if where == "sandbox" else "host", command]
-    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, *arguments)
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, where, command)
     await until(lambda: len(processes_with(mark)) > 4)
     worker.kill()
     await worker.wait()
     await until(lambda: not processes_with(mark))
 
 
-@pytest.mark.parametrize("where", ["host", "sandbox"])
-@pytest.mark.sandbox
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize("where", WHERE)
 async def test_two_hundred_sessions_start_at_once(where: Any):
     program = AgentProgram("sh -c 'echo $N'", where=where)
-    program.check()
+    await asyncio.to_thread(program.check)
     before = len(os.listdir("/proc/self/fd"))
     ends = await asyncio.gather(
-        *(program.run({"N": str(n)}, ROW, port=PORT, socket="/none") for n in range(200))
+        *(program.run({"N": str(n)}, ROW, port=PORT, serve=nobody) for n in range(200))
     )
     assert [end.answer for end in ends] == [str(n) for n in range(200)]
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -353,7 +327,6 @@ ESCAPES = """
     attempt("port of the host", lambda: connect(socket.AF_INET6, ("::1", plan["port"])))
     attempt("network", lambda: connect(socket.AF_INET, ("1.1.1.1", 53)))
     attempt("abstract socket", lambda: connect(socket.AF_UNIX, plan["abstract"]))
-    attempt("gateway's file", lambda: connect(socket.AF_UNIX, plan["gateway"]))
     attempt("machine's host", lambda: socket.socket(socket.AF_VSOCK))
     attempt("first process", lambda: os.kill(1, 9) or os.kill(1, 15))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -398,7 +371,7 @@ class TestSandbox:
     async def test_nothing_of_the_host_is_within_reach(
         self,
         make: Callable[..., AgentProgram],
-        gateway: str,
+        gateway: Serve,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ):
@@ -440,7 +413,6 @@ class TestSandbox:
                 "secret": secret,
                 "port": server.getsockname()[1],
                 "abstract": f"\0{secret}",
-                "gateway": gateway,
             }
             cwd = str(tmp_path / "cwd")
             code = ESCAPES + "    open('visible')"
@@ -452,7 +424,7 @@ class TestSandbox:
         assert os.listdir(cwd) == ["visible"]
 
     @pytest.mark.skipif(not (which("curl") and which("node")), reason="needs curl and node")
-    async def test_stock_clients_reach_the_gateway_under_its_address(self, gateway: str):
+    async def test_stock_clients_reach_the_gateway_under_its_address(self, gateway: Serve):
         url = f"http://127.0.0.1:{PORT}/s/1/v1"
         script = f"""
             set -e
@@ -470,7 +442,7 @@ class TestSandbox:
         assert (end.exit_code, end.stderr, end.answer) == (0, "", "from-node")
 
     async def test_a_program_has_a_bounded_number_of_connections(
-        self, make: Callable[..., AgentProgram], gateway: str
+        self, make: Callable[..., AgentProgram], gateway: Serve
     ):
         program = make(
             "sandbox",
@@ -543,7 +515,7 @@ class TestSandbox:
         answer: str,
         monkeypatch: pytest.MonkeyPatch,
     ):
-        monkeypatch.setattr("agent_loop.gateway.isolation.FILES_MB", 32)
+        monkeypatch.setattr("agent_loop.gateway.sandbox.FILES_MB", 32)
         code = "import os, time\n" + textwrap.dedent(code)
         end = await end_of(make("sandbox", code, memory_mb=512, processes=32))
         assert (end.answer, end.exit_code) == (answer, 0), end.stderr
@@ -578,63 +550,6 @@ class TestSandbox:
             (tmp_path / folder).mkdir()
             (tmp_path / folder / "rows").write_text("42")
         assert (await end_of(program, row=b"{}")).answer is None
-
-    async def test_memory_of_all_processes_together_is_limited(
-        self, make: Callable[..., AgentProgram]
-    ):
-        code = """
-            import os, time
-            for _ in range(3):
-                os.fork()
-            held = bytearray(b"x") * (100 << 20)
-            time.sleep(1000)
-        """
-        end = await end_of(make("sandbox", code, memory_mb=400))
-        assert end.exit_code == -9 and "memory_mb=400" in end.stderr
-
-    @pytest.mark.parametrize(
-        ("held", "is_killed"),
-        [
-            (["f('/tmp/a', 150)", "f('/dev/shm/a', 150)", "bytearray(b'x') * (150 << 20)"], True),
-            (["f('/tmp/a', 300)", "f('/dev/shm/a', 60)"], False),
-            # a mapped file counts once
-            (
-                ["f('/dev/shm/a', 250)", "mmap.mmap(held[0].fileno(), 0)", "sum(held[1][::4096])"],
-                False,
-            ),
-            # also while it is mapped and unmapped
-            (
-                [
-                    "f('/dev/shm/a', 250)",
-                    "[sum(mmap.mmap(held[0].fileno(), 0)[::4096]) for _ in range(50)]",
-                ],
-                False,
-            ),
-        ],
-    )
-    async def test_files_count_as_memory_once(
-        self,
-        make: Callable[..., AgentProgram],
-        held: list[str],
-        is_killed: bool,
-        monkeypatch: pytest.MonkeyPatch,
-    ):
-        monkeypatch.setattr("agent_loop.gateway.running.MEMORY_EVERY_S", 0.001)
-        code = """
-            import mmap, time
-            def f(path, megabytes):
-                file = open(path, "w+b")
-                for _ in range(megabytes):
-                    file.write(b"x" * (1 << 20))
-                file.flush()
-                return file
-            held = []
-        """
-        code = textwrap.dedent(code) + "".join(f"held.append({each})\n" for each in held)
-        code += "time.sleep(1)\nprint('whole')"
-        end = await end_of(make("sandbox", code, memory_mb=400))
-        assert (end.answer is None) == is_killed
-        assert ("processes and files had more than memory_mb=400" in end.stderr) == is_killed
 
 
 # --- check ---------------------------------------------------------------------------------------
@@ -688,6 +603,7 @@ def test_a_program_that_the_sandbox_does_not_show_is_named(tmp_path: Path):
 
 
 async def test_without_isolation_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    without_bwrap(tmp_path, monkeypatch)
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"where=sandbox.*bwrap is not on PATH.*where=host"):
         await end_of(AgentProgram("sh", where="sandbox"))

@@ -4,15 +4,19 @@ import asyncio
 import io
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
 from agent_loop.gateway import server
 from agent_loop.gateway.mcp import McpEndpoint
+from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.server import MOST_VALUES, Address, Gateway
 from agent_loop.gateway.session import Session
 from agent_loop.toolbox.own import SPECS
@@ -195,6 +199,44 @@ async def test_connections_that_come_too_fast_are_read_later(
     assert sorted(each.is_reading() for each in transports) == [False, True, True]
     for each in writers:
         each.close()
+
+
+async def test_connections_of_a_sandbox_above_its_pace_wait_and_those_before_them_are_served(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    address = await site.open(session_of("hermes", []))
+    monkeypatch.setattr(server, "Pace", partial(Pace, 1e-6, 2))
+    listener = socket.create_server(("127.0.0.1", 0))
+    asked = f"GET {urlsplit(address.openai).path}/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with site.gateway.serving(listener):
+        streams = [await asyncio.open_connection(*listener.getsockname()[:2]) for _ in range(4)]
+        for _, writer in streams:
+            writer.write(asked.encode())
+        for reader, _ in streams[:2]:
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert [reader._buffer for reader, _ in streams[2:]] == [b"", b""]  # type: ignore
+    assert listener.fileno() == -1
+    for reader, _ in streams[:2]:
+        assert await reader.read()  # to its end: the connections of a session end with it
+    for _, writer in streams:
+        writer.close()
+
+
+async def test_the_listener_of_a_sandbox_is_closed_also_if_its_end_is_cancelled(site: Site):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def serve() -> None:
+        async with site.gateway.serving(listener):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert listener.fileno() == -1
 
 
 async def test_the_code_of_a_tool_that_raises_loses_the_session_as_a_loop_error(site: Site):

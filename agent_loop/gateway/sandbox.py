@@ -1,6 +1,6 @@
-"""Namespaces of an agent program: the options of bubblewrap, on the host and in a sandbox.
+"""Sandboxes of agent programs: bubblewrap's line, and what is hidden of the folders that they see.
 
-See bwrap(1), namespaces(7). `program` starts what is described here; `inside` runs in it first.
+See bwrap(1), namespaces(7). `inside` runs in it before the program.
 """
 
 import os
@@ -10,17 +10,11 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from tool_server.isolation.bubblewrap import (
-    UIDS,
-    binds,
-    require_own_counts,
-    user_namespace,
-)
+from tool_server.isolation.bubblewrap import UIDS, line, require_own_counts, user_namespace
 from tool_server.isolation.errors import SandboxUnavailable
-from tool_server.isolation.host import interpreter, memory_file, program
+from tool_server.isolation.host import interpreter, memory_file
 from tool_server.isolation.seccomp import build_filter
 
 INSIDE = str(Path(__file__).with_name("inside.py"))
@@ -29,8 +23,7 @@ FOLDER, HOME, ROW = "/tmp/session", "/tmp/home", "/row.json"
 """Of a program in a sandbox, which can write to /tmp and /dev/shm alone."""
 
 FILES_MB = 512
-"""Largest size of /tmp of one sandbox, and of /dev/shm. Files there take the host's memory, so they
-count in `memory_mb`."""
+"""Largest size of /tmp of one sandbox, and of /dev/shm. Files there take the host's memory."""
 
 _SYSTEM = (
     *("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
@@ -45,52 +38,11 @@ _ETC = {
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 
-_ENV = {"HOME": HOME, "USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/sh"}
-
-_ENDS_TOGETHER = ("--unshare-pid", "--die-with-parent", "--new-session")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """How one session's program is started."""
-
-    kind: str
-    """`sandbox` or `host`."""
-
-    prefix: Sequence[str] = ()
-    """bwrap and its options; a guard takes its place if it is empty."""
-
-    settings: Sequence[str] = ()
-    """For `inside`."""
-
-    fds: Sequence[int] = ()
-    cwd: str
-    folder: str
-    """The session's folder."""
-
-    row_file: str
-    stdin: int
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that replace those of the worker."""
-
-
-def host_start(open_fds: ExitStack, folder: str, cwd: str | None, bwrap: str | None) -> Start:
-    """On the host, in a pid namespace if there is a `bwrap`. The row is in the folder."""
-    prefix: list[str] = []
-    if bwrap is not None:
-        keep = ("--cap-add", "ALL") if os.geteuid() == 0 else ()
-        prefix = [bwrap, *_ENDS_TOGETHER, *keep, "--dev-bind", "/", "/", "--proc", "/proc"]
-    row_file = f"{folder}/row.json"
-    stdin = os.open(row_file, os.O_RDONLY | os.O_CLOEXEC)
-    open_fds.callback(os.close, stdin)
-    return Start(
-        kind="host",
-        prefix=prefix,
-        cwd=cwd or folder,
-        folder=folder,
-        row_file=row_file,
-        stdin=stdin,
-    )
+ENVIRONMENT = {
+    **{"HOME": HOME, "USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/sh"},
+    **{"MIXED_SESSION_DIR": FOLDER, "MIXED_ROW_FILE": ROW},
+}
+"""Variables that replace those of the worker."""
 
 
 def lies_in(path: str, folder: str) -> bool:
@@ -149,23 +101,28 @@ class AgentSandbox:
             hidden = [*hidden, temporary]
         self._shown = {path: os.path.realpath(path) for path in paths}
         self._hidden = hidden
-        size = str(FILES_MB << 20)
-        self._before_masks = [
-            *(program("bwrap"), *_ENDS_TOGETHER),
-            *("--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-            *("--size", size, "--perms", "1777", "--tmpfs", "/tmp"),
-            *binds([*self._shown]),
-        ]
-        self._after_masks = [
-            *("--proc", "/proc", "--dev", "/dev"),
-            *("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"),
+        self._tmpfs = ("--size", str(FILES_MB << 20), "--perms", "1777", "--tmpfs")
+        self._line = [
+            *line([*self._shown], before=[*self._tmpfs, "/tmp"]),
+            *("--die-with-parent", "--new-session", "--unshare-cgroup-try"),
         ]
 
-    def start(self, open_fds: ExitStack, row: bytes, port: int, cwd: str | None) -> Start:
-        """What it holds is free again when `open_fds` closes."""
-        uid, fds = UIDS.start, list[int]()
+    def command(
+        self,
+        open_fds: ExitStack,
+        row: bytes,
+        port: int,
+        cwd: str | None,
+        control: int,
+        command: Sequence[str],
+    ) -> tuple[list[str], list[int]]:
+        """What runs a command in a sandbox, and the descriptors that it needs, `control` included.
+
+        What it holds is free again when `open_fds` closes.
+        """
+        uid, fds = UIDS.start, [control]
         masks = _masks(self._shown, self._hidden)  # anew: checkpoints are made in the run
-        options = [*self._before_masks, *masks, *self._after_masks]
+        options = [*masks, "--proc", "/proc", "--dev", "/dev", *self._tmpfs, "/dev/shm"]
 
         def data(content: bytes) -> str:
             fds.append(memory_file(open_fds, content))
@@ -190,15 +147,6 @@ class AgentSandbox:
         options += ["--perms", "0444", "--file", data(row), ROW]
         # The root and /dev are tmpfs without a limit.
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--seccomp", data(self._filter)]
-        limits = (port, uid if self._users is not None else 0, self._memory_bytes)
-        return Start(
-            kind="sandbox",
-            prefix=options,
-            settings=[*map(str, limits), str(self._processes)],
-            fds=fds,
-            cwd=cwd or FOLDER,
-            folder=FOLDER,
-            row_file=ROW,
-            stdin=memory_file(open_fds, row),
-            env=_ENV,
-        )
+        numbers = (port, uid if self._users is not None else 0, self._memory_bytes, self._processes)
+        inside = [interpreter(), "-I", "-S", INSIDE, str(control), FOLDER, cwd or FOLDER]
+        return [*self._line, *options, *inside, *map(str, numbers), *command], fds
