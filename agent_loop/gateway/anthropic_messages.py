@@ -6,23 +6,30 @@ signature, because nothing here verifies one.
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import field
 
 from agent_loop.gateway.chat_form import (
-    NO_FUNCTION,
-    TEXT_ONLY,
-    AssistantTurn,
-    answer_schema,
-    content_texts,
+    AnswerForm,
+    Asked,
+    Function,
+    Listed,
+    Name,
+    OpenAIChoice,
+    Stops,
+    Text,
+    assistant_message,
+    call_of,
     function_tool,
     model_request,
+    texts_of,
     tool_message,
 )
-from agent_loop.gateway.fields import MOST_TOKENS, Fields, unsupported, wrong
+from agent_loop.gateway.forms import Each, Form, check_depth, read, unsupported, wrong
 from agent_loop.gateway.replies import event_frame, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest, WireError
 
-_TEXT = {"text": "text"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {
@@ -43,6 +50,65 @@ _ERROR_TYPES = {
 }
 
 
+class _Thinking(Form, tag_field="type", tag="thinking"):
+    text: str = field(name="thinking")
+
+    skipped = ("signature",)
+
+
+class _Redacted(Form, tag_field="type", tag="redacted_thinking"):
+    skipped = ("data",)
+    ignored = ("redacted_thinking",)
+
+
+class _ToolUse(Form, tag_field="type", tag="tool_use", kw_only=True):
+    id: str
+    name: Name
+    input: dict[str, Any] | None = None
+
+
+class _Result(Form, tag_field="type", tag="tool_result", kw_only=True):
+    tool_use_id: str
+    content: str | list[Text] | None = None
+    is_error: bool | None = None
+
+
+class _System(Form, tag_field="role", tag="system"):
+    content: str | list[Text]
+
+
+class _User(Form, tag_field="role", tag="user"):
+    content: str | list[Text | _Result]
+
+
+class _Assistant(Form, tag_field="role", tag="assistant"):
+    content: str | list[Text | _Thinking | _Redacted | _ToolUse]
+
+
+class _Choice(Form, kw_only=True):
+    type: Literal["auto", "any", "none", "tool"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Output(Form):
+    format: AnswerForm | None = None
+
+
+class _Asked(Asked, kw_only=True):
+    messages: Listed
+    system: str | list[Text] | None = None
+    tool_choice: _Choice | None = None
+    output_config: _Output | None = None
+    output_format: AnswerForm | None = None  # the beta's name
+    stop: Stops = field(name="stop_sequences", default=None)
+
+
+class _Tool(Function, kw_only=True):
+    type: Literal["custom"] | None = None
+    parameters: dict[str, Any] | None = field(name="input_schema", default=None)
+
+
 def parse(body: object) -> ModelRequest:
     """The request in a JSON body.
 
@@ -51,11 +117,10 @@ def parse(body: object) -> ModelRequest:
     """
     request = parse_count(body)
     if request.max_tokens is None:
-        raise wrong("max_tokens", None, f"must be an integer from 1 to {MOST_TOKENS}")
+        raise wrong("max_tokens", "is required")
     if request.messages[-1]["role"] == "assistant":
-        place = "messages"
         rule = "an assistant message cannot be continued (prefill); end with a user message"
-        raise unsupported(place, request.messages, rule)
+        raise unsupported("messages", rule)
     return request
 
 
@@ -64,22 +129,24 @@ def parse_count(body: object) -> ModelRequest:
 
     It needs no `max_tokens` and may end with an assistant message.
     """
-    fields = Fields(body)
-    system = content_texts(fields, "system", _TEXT)
-    messages = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    for each in fields.needed_each("messages", _messages):
-        messages.extend(each)
-    choice, output = fields.object("tool_choice"), fields.object("output_config")
-    form = (output and output.object("format")) or fields.object("output_format")  # the beta's name
+    asked, ignored = read(body, _Asked)
+    system = "\n\n".join(texts_of(asked.system))
+    messages = [{"role": "system", "content": system}] if asked.system else []
+    for each in _MESSAGES.read("messages", asked.messages, ignored):
+        messages += each
+    choice, form = asked.tool_choice, asked.output_config and asked.output_config.format
+    named = choice is not None and choice.type == "tool"
     return model_request(
-        fields,
+        asked,
         messages=messages,
-        tools=fields.each("tools", _tool),
-        choice=_tool_choice(choice),
-        answer_schema=answer_schema(form),
-        parallel_tool_calls=not (choice and choice.flag("disable_parallel_tool_use")),
-        max_tokens=fields.integer("max_tokens", 1, MOST_TOKENS),
-        stop="stop_sequences",
+        tools=_TOOLS.read("tools", asked.tools, ignored),
+        ignored=ignored,
+        choice=OpenAIChoice(type="function", name=choice.name)
+        if named and choice
+        else (choice and _CHOICES[choice.type]),
+        answer=form or asked.output_format,
+        answer_at="output_config.format" if form else "output_format",
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
     )
 
 
@@ -107,84 +174,35 @@ def error_body(error: WireError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
+def _messages(form: _System | _User | _Assistant) -> list[dict[str, Any]]:
     """The messages of chat templates for one of Anthropic's: a tool result is one of its own."""
-    role = fields.needed_text("role")
-    fields.require("content")
-    if role == "assistant":
-        return [_assistant_message(fields)]
-    if role == "system":
-        texts = content_texts(fields, "content", _TEXT)
+    blocks = [Text(form.content)] if isinstance(form.content, str) else form.content
+    texts = [each.text for each in blocks if isinstance(each, Text)]
+    if isinstance(form, _System):
         return [{"role": "system", "content": "\n\n".join(texts)}]
-    if role != "user":
-        raise wrong(fields.at("role"), role, "must be user, assistant or system")
-    texts: list[str] = []
-    results: list[dict[str, Any]] = []
-    for kind, block in _content_blocks(fields):
-        if kind == "text":
-            texts.append(block.needed_text("text"))
-        elif kind == "tool_result":
-            results.append(_tool_result(block))
-        else:
-            raise unsupported(block.place, kind, TEXT_ONLY)
-    if texts or not results:
-        results.append({"role": "user", "content": "\n".join(texts)})
-    return results
+    if isinstance(form, _User):
+        messages = [_result(each) for each in blocks if isinstance(each, _Result)]
+        if texts or not messages:
+            messages.append({"role": "user", "content": "\n".join(texts)})
+        return messages
+    calls = list[dict[str, Any]]()
+    for number, each in enumerate(blocks):
+        if isinstance(each, _ToolUse):
+            check_depth(each.input, f".content[{number}].input")
+            calls.append(call_of(each.id, each.name, each.input))
+    thoughts = [each.text for each in blocks if isinstance(each, _Thinking)]
+    return [assistant_message(texts, thoughts, calls)]
 
 
-def _assistant_message(fields: Fields) -> dict[str, Any]:
-    turn = AssistantTurn()
-    for kind, block in _content_blocks(fields):
-        if kind == "text":
-            block.skip("citations")
-            turn.texts.append(block.needed_text("text"))
-        elif kind == "thinking":
-            block.skip("signature")
-            turn.thoughts.append(block.needed_text("thinking"))
-        elif kind == "redacted_thinking":
-            block.ignore("redacted_thinking")
-            block.skip("data")
-        elif kind == "tool_use":
-            arguments = block.json_object("input") or {}
-            turn.add_call(block.needed_text("id"), block.needed_name(), arguments)
-        else:
-            raise unsupported(block.place, kind, TEXT_ONLY)
-    return turn.message()
-
-
-def _content_blocks(fields: Fields) -> Iterator[tuple[str, Fields]]:
-    """The blocks of a message's content with their types."""
-    if fields.is_text("content"):
-        block = {"type": "text", "text": fields.take("content")}
-        blocks = [Fields(block, fields.at("content"))]
-    else:
-        blocks = fields.objects("content")
-    return ((block.needed_text("type"), block) for block in blocks)
-
-
-def _tool_result(fields: Fields) -> dict[str, Any]:
-    content = "\n".join(content_texts(fields, "content", _TEXT))
-    if fields.flag("is_error") and not content.lower().startswith("error"):
+def _result(form: _Result) -> dict[str, Any]:
+    content = "\n".join(texts_of(form.content))
+    if form.is_error and not content.lower().startswith("error"):
         content = f"error: {content}"
-    return tool_message(fields.needed_text("tool_use_id"), content)
+    return tool_message(form.tool_use_id, content)
 
 
-def _tool(fields: Fields) -> tuple[dict[str, Any], bool]:
-    if (kind := fields.text("type") or "custom") != "custom":
-        raise unsupported(fields.at("type"), kind, NO_FUNCTION)
-    return function_tool(fields, "input_schema")
-
-
-def _tool_choice(choice: Fields | None) -> tuple[str, bool]:
-    """The choice, and whether it is the name of a tool."""
-    if choice is None:
-        return "auto", False
-    kind = choice.needed_text("type")
-    if kind == "tool":
-        return choice.needed_name(), True
-    if kind not in _CHOICES:
-        raise wrong("tool_choice.type", kind, "must be auto, any, tool or none")
-    return _CHOICES[kind], False
+_MESSAGES = Each(_System | _User | _Assistant, _messages)
+_TOOLS = Each(_Tool, lambda tool: function_tool(tool, ".input_schema"))
 
 
 def _head(reply: ModelReply) -> dict[str, Any]:

@@ -6,29 +6,96 @@ servers of open models have it. An assistant message sends the policy's reasonin
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from agent_loop.gateway.chat_form import (
-    NO_FUNCTION,
-    AssistantTurn,
-    answer_schema,
-    check_top_logprobs,
-    content_texts,
+    AnswerForm,
+    Content,
+    Function,
+    Listed,
+    MaxTokens,
+    Name,
+    OpenAIAsked,
+    assistant_message,
+    call_of,
     function_tool,
     model_request,
-    openai_tool_choice,
+    texts_of,
     tool_message,
 )
-from agent_loop.gateway.fields import MOST_TOKENS, Fields, unsupported, wrong
+from agent_loop.gateway.forms import Each, Form, read, unsupported
 from agent_loop.gateway.replies import data_frame, logprob_entries, openai_error_body, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest, TokenLogprob
 
-_PARTS = {"text": "text", "refusal": "refusal"}
-_DEPRECATED = {"functions": "send `tools`", "function_call": "send `tool_choice`"}
 _LOGPROBS_OF_CHUNK = 32
 """Clients that read by lines allow 64 KiB for one: a frame with all tokens could be longer."""
 
 error_body = openai_error_body
+
+
+class _StreamOptions(Form):
+    include_usage: bool | None = None
+
+
+class _Asked(OpenAIAsked, kw_only=True):
+    messages: Listed
+    n: int | None = None
+    logprobs: bool | None = None
+    response_format: AnswerForm | None = None
+    max_completion_tokens: MaxTokens | None = None
+    stream_options: _StreamOptions | None = None
+
+    refused = OpenAIAsked.refused | {
+        "functions": "deprecated by OpenAI; send `tools`",
+        "function_call": "deprecated by OpenAI; send `tool_choice`",
+    }
+
+
+class _System(Form, tag_field="role", tag="system"):
+    content: Content
+
+
+class _Developer(_System, tag="developer"):
+    pass
+
+
+class _User(_System, tag="user"):
+    pass
+
+
+class _Result(Form, tag_field="role", tag="tool", kw_only=True):
+    tool_call_id: str
+    name: str | None = None
+    content: Content | None = None
+
+
+class _Called(Form, kw_only=True):
+    name: Name
+    arguments: str | None = None
+
+
+class _Call(Form, kw_only=True):
+    id: str
+    type: Literal["function"] | None = None
+    function: _Called
+
+    skipped = ("index",)
+
+
+class _Assistant(Form, tag_field="role", tag="assistant", kw_only=True):
+    content: Content | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+    skipped = ("annotations",)
+    refused: ClassVar = {"function_call": "deprecated by OpenAI; send `tool_calls`"}
+
+
+class _Tool(Form, kw_only=True):
+    type: Literal["function"] | None = None
+    function: Function
 
 
 def parse(body: object) -> ModelRequest:
@@ -37,25 +104,22 @@ def parse(body: object) -> ModelRequest:
     Raises:
         WireError: the body breaks the protocol, or asks for something that is not served.
     """
-    fields = Fields(body)
-    if (count := fields.integer("n")) not in (None, 1):
-        raise unsupported("n", count, "a request gets one choice; send several requests")
-    check_top_logprobs(fields)
-    for name, advice in _DEPRECATED.items():
-        fields.refuse(name, f"deprecated by OpenAI; {advice}")
-    stream_options = fields.object("stream_options")
-    most = [fields.integer(n, 1, MOST_TOKENS) for n in ("max_completion_tokens", "max_tokens")]
+    asked, ignored = read(body, _Asked)
+    if asked.n not in (None, 1):
+        raise unsupported("n", "a request gets one choice; send several requests")
+    if asked.max_completion_tokens is not None:
+        asked.max_tokens = asked.max_completion_tokens
     return model_request(
-        fields,
-        messages=fields.needed_each("messages", _message),
-        tools=fields.each("tools", _tool),
-        choice=openai_tool_choice(fields),
-        answer_schema=answer_schema(fields.object("response_format")),
-        parallel_tool_calls=fields.flag("parallel_tool_calls") is not False,
-        max_tokens=most[0] or most[1],
-        stop="stop",
-        logprobs=bool(fields.flag("logprobs")),
-        include_usage=bool(stream_options and stream_options.flag("include_usage")),
+        asked,
+        messages=_MESSAGES.read("messages", asked.messages, ignored),
+        tools=_TOOLS.read("tools", asked.tools, ignored),
+        ignored=ignored,
+        choice=asked.tool_choice,
+        answer=asked.response_format,
+        answer_at="response_format",
+        parallel_tool_calls=asked.parallel_tool_calls,
+        logprobs=bool(asked.logprobs),
+        include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
     )
 
 
@@ -93,49 +157,24 @@ def reply_events(reply: ModelReply, include_usage: bool) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _message(fields: Fields) -> dict[str, Any]:
-    role = fields.needed_text("role")
-    if role in ("system", "developer", "user"):
-        fields.require("content")
-        texts = content_texts(fields, "content", _PARTS)
-        role = "system" if role == "developer" else role
+def _message(form: _System | _Assistant | _Result) -> dict[str, Any]:
+    texts = texts_of(form.content)
+    if isinstance(form, _Result):
+        message = tool_message(form.tool_call_id, "\n".join(texts))
+        return message | ({"name": form.name} if form.name else {})
+    if isinstance(form, _System):
+        role = "user" if isinstance(form, _User) else "system"
         return {"role": role, "content": "\n".join(texts)}
-    if role == "tool":
-        call_id, name = fields.needed_text("tool_call_id"), fields.text("name")
-        message = tool_message(call_id, "\n".join(content_texts(fields, "content", _PARTS)))
-        return message | ({"name": name} if name else {})
-    if role == "function":
-        raise unsupported(fields.at("role"), role, "deprecated by OpenAI; send role 'tool'")
-    if role != "assistant":
-        rule = "must be system, developer, user, assistant or tool"
-        raise wrong(fields.at("role"), role, rule)
-    return _assistant_message(fields)
+    thoughts = filter(None, [form.reasoning_content or form.reasoning])  # two names of one text
+    calls = [
+        call_of(each.id, each.function.name, each.function.arguments)
+        for each in form.tool_calls or ()
+    ]
+    return assistant_message([*texts, *filter(None, [form.refusal])], thoughts, calls)
 
 
-def _assistant_message(fields: Fields) -> dict[str, Any]:
-    fields.refuse("function_call", "deprecated by OpenAI; send `tool_calls`")
-    fields.skip("annotations")
-    turn = AssistantTurn(texts=content_texts(fields, "content", _PARTS))
-    turn.texts.extend(filter(None, [fields.text("refusal")]))
-    thoughts = [fields.text("reasoning_content"), fields.text("reasoning")]
-    turn.thoughts.extend([each for each in thoughts if each][:1])  # two names of one text
-    for call in fields.objects("tool_calls"):
-        function = _function(call)
-        arguments = function.text("arguments")
-        turn.add_call(call.needed_text("id"), function.needed_name(), arguments)
-    return turn.message()
-
-
-def _tool(fields: Fields) -> tuple[dict[str, Any], bool]:
-    return function_tool(_function(fields), "parameters")
-
-
-def _function(fields: Fields) -> Fields:
-    """The function of a tool or of a call."""
-    if (kind := fields.text("type") or "function") != "function":
-        raise unsupported(fields.at("type"), kind, NO_FUNCTION)
-    fields.skip("index")
-    return fields.needed_object("function")
+_MESSAGES = Each(_System | _Developer | _User | _Assistant | _Result, _message)
+_TOOLS = Each(_Tool, lambda tool: function_tool(tool.function, ".function.parameters"))
 
 
 def _deltas(reply: ModelReply) -> Iterator[dict[str, Any]]:

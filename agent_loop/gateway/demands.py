@@ -7,15 +7,13 @@ message. The agent gets the reply as the policy wrote it, and `Turn.misfit` says
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from agent_loop.gateway.wire import ModelReply, ModelRequest
+from agent_loop.gateway.wire import ModelReply, ModelRequest, WireError
 from agent_loop.toolbox.spec import ToolSpec, check_thread
-
-T = TypeVar("T")
 
 MOST_SCHEMA, SMALL_SCHEMA = 64 << 10, 512
 """Bytes of a schema that is taken, and of one that is checked in the event loop: the library takes
@@ -80,7 +78,7 @@ async def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
         return f"{choice} was to be called, not {', '.join(called) or 'no tool'}"
     for call in reply.calls:
         if call.name in request.strict:
-            spec = await unless_long(checker, schemas[call.name])
+            spec = await _checker(schemas[call.name])
             if mistake := await spec.mistake_in_loop(json.loads(call.arguments)):
                 return f"{call.name}: {mistake}"
     if request.answer_schema is None or called:
@@ -91,7 +89,7 @@ async def misfit(request: ModelRequest, reply: ModelReply) -> str | None:
         return f"the message is no JSON: {error}"[:200]
     if not isinstance(answer, dict):
         return "the message is no JSON object"
-    spec = await unless_long(checker, request.answer_schema)
+    spec = await _checker(request.answer_schema)
     return await spec.mistake_in_loop(answer) or ""
 
 
@@ -99,48 +97,41 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-class LongCheckError(Exception):
-    """A schema whose check would hold the event loop; see `unless_long`."""
-
-
-async def unless_long(work: Callable[[Any], T], argument: Any) -> T:
-    """What `work` returns, from a thread if it has to check a large schema."""
-    try:
-        return work(argument)
-    except LongCheckError:
-        return await asyncio.get_running_loop().run_in_executor(check_thread(), work, argument)
+async def check_schemas(request: ModelRequest) -> None:
+    """
+    Raises:
+        WireError: a schema that the reply must fit is none, is too large, or has a `$ref` to what
+            is not in it.
+    """
+    for place, schema in request.schemas:
+        try:
+            await _checker(schema)
+        except ValueError as error:
+            rule = str(error).partition("parameters: ")[2]
+            raise WireError(f"{place}: {rule}", param=place) from error
 
 
 _checkers: dict[bytes, ToolSpec] = {}
 """An agent sends its schemas with each request."""
 
 
-def checker(schema: Mapping[str, Any]) -> ToolSpec:
-    """Checks objects against a schema of an agent.
-
-    Raises:
-        ValueError: it is too large, no JSON schema, or has a `$ref` to what is not in it.
-        LongCheckError: it is not small and new, and this is an event loop.
-    """
+async def _checker(schema: Mapping[str, Any]) -> ToolSpec:
+    """Checks objects against a schema of an agent. A large one is read in a thread."""
     encoded = msgspec.json.encode(schema)
     if (known := _checkers.get(encoded)) is not None:
         return known
     if len(encoded) > MOST_SCHEMA:
         raise ValueError(f"reply: parameters: more than {MOST_SCHEMA >> 10} KiB; shorten it")
-    if len(encoded) > SMALL_SCHEMA and _in_event_loop():
-        raise LongCheckError
-    # `mistake` refuses arguments that a tool's schema does not name; JSON Schema takes them
-    parameters = {"additionalProperties": True, **msgspec.json.decode(encoded)}
-    spec = ToolSpec(name="reply", description="", parameters=parameters)
+
+    def make() -> ToolSpec:
+        # `mistake` refuses arguments that a tool's schema does not name; JSON Schema takes them
+        parameters = {"additionalProperties": True, **msgspec.json.decode(encoded)}
+        return ToolSpec(name="reply", description="", parameters=parameters)
+
+    in_loop = len(encoded) <= SMALL_SCHEMA
+    loop = asyncio.get_running_loop()
+    spec = make() if in_loop else await loop.run_in_executor(check_thread(), make)
     if len(_checkers) >= 64:
         _checkers.clear()
     _checkers[encoded] = spec
     return spec
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -18,7 +18,6 @@ from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Observation, run_call
 from agent_loop.watchdog import waits_for
 from tool_server.wire.protocol import Fault
-from tool_server.wire.responses import sendable
 
 VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 """Revisions that are spoken, the newest first."""
@@ -44,7 +43,6 @@ class McpEndpoint:
 
     async def answer(self, message: Any) -> dict[str, Any] | None:
         """The answer to one message; None to a notification."""
-        message = sendable(message)
         if not isinstance(message, Mapping) or not isinstance(message.get("method"), str):
             return _error(None, _INVALID_REQUEST, "want one JSON-RPC request")
         if (request_id := message.get("id")) is None:

@@ -5,28 +5,79 @@ each request holds its whole input.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import field
 
 from agent_loop.gateway.chat_form import (
-    NO_FUNCTION,
-    AssistantTurn,
-    answer_schema,
-    check_top_logprobs,
-    content_texts,
+    AnswerForm,
+    Content,
+    Function,
+    Listed,
+    MaxTokens,
+    Name,
+    OpenAIAsked,
+    Part,
+    assistant_message,
+    call_of,
     function_tool,
     model_request,
-    openai_tool_choice,
+    texts_of,
     tool_message,
 )
-from agent_loop.gateway.fields import MOST_TOKENS, Fields, unsupported, wrong
+from agent_loop.gateway.forms import Each, Form, read
 from agent_loop.gateway.replies import event_frame, logprob_entries, openai_error_body, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest
 
-_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 _KEPT = "the gateway keeps no conversations; send the whole input"
 _LOGPROBS = "message.output_text.logprobs"
 
 error_body = openai_error_body
+
+
+class _Output(Form):
+    format: AnswerForm | None = None
+
+
+class _Asked(OpenAIAsked, kw_only=True):
+    input: str | Listed
+    instructions: str | None = None
+    include: list[str] | None = None
+    text: _Output | None = None
+    max_tokens: MaxTokens | None = field(name="max_output_tokens", default=None)
+
+    refused = OpenAIAsked.refused | dict.fromkeys(
+        ("previous_response_id", "conversation", "prompt"), _KEPT
+    )
+
+
+class _Item(Form):
+    skipped = ("id", "status")
+
+
+class _Message(_Item, tag_field="type", tag="message"):
+    role: Literal["user", "system", "developer", "assistant"]
+    content: Content
+
+
+class _Result(_Item, tag_field="type", tag="function_call_output", kw_only=True):
+    call_id: str
+    output: Content | None = None
+
+
+class _Call(_Item, tag_field="type", tag="function_call", kw_only=True):
+    call_id: str
+    name: Name
+    arguments: str | None = None
+
+
+class _Reasoning(_Item, tag_field="type", tag="reasoning", kw_only=True):
+    summary: list[Part] | None = None
+    content: list[Part] | None = None
+
+
+class _Tool(Function, kw_only=True):
+    type: Literal["function"]
 
 
 def parse(body: object) -> ModelRequest:
@@ -35,25 +86,26 @@ def parse(body: object) -> ModelRequest:
     Raises:
         WireError: the body breaks the protocol, or asks for something that is not served.
     """
-    fields = Fields(body)
-    for name in ("previous_response_id", "conversation", "prompt"):
-        fields.refuse(name, _KEPT)
-    check_top_logprobs(fields)
-    include = fields.texts("include")
+    asked, ignored = read(body, _Asked)
+    include = asked.include or []
     if set(include) - {_LOGPROBS}:
-        fields.ignore("include")
-    output = fields.object("text")
-    instructions = fields.text("instructions")
-    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
+        ignored.add("include")
+    messages = []
+    if asked.instructions is not None:
+        messages.append({"role": "system", "content": asked.instructions})
+    if isinstance(asked.input, str):
+        messages.append({"role": "user", "content": asked.input})
+    else:
+        messages += _messages(_ITEMS.read("input", map(_typed, asked.input), ignored))
     return model_request(
-        fields,
-        messages=messages + _messages(fields),
-        tools=fields.each("tools", _tool),
-        choice=openai_tool_choice(fields),
-        answer_schema=answer_schema(output and output.object("format")),
-        parallel_tool_calls=fields.flag("parallel_tool_calls") is not False,
-        max_tokens=fields.integer("max_output_tokens", 1, MOST_TOKENS),
-        stop="stop",
+        asked,
+        messages=messages,
+        tools=_TOOLS.read("tools", asked.tools, ignored),
+        ignored=ignored,
+        choice=asked.tool_choice,
+        answer=asked.text and asked.text.format,
+        answer_at="text.format",
+        parallel_tool_calls=asked.parallel_tool_calls,
         logprobs=_LOGPROBS in include,
     )
 
@@ -80,61 +132,53 @@ def reply_events(reply: ModelReply, include_usage: bool) -> Iterator[str]:
         yield event_frame(event | {"sequence_number": number})
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
+def _typed(item: Any) -> Any:
+    """An item with its type, which a message may leave out."""
+    if isinstance(item, dict) and item.get("type") is None:
+        return {**item, "type": "message"}
+    return item
+
+
+def _messages(items: list[_Message | _Result | _Call | _Reasoning]) -> list[dict[str, Any]]:
     """The input as messages.
 
     The items of one turn of the policy become one assistant message. A turn is an optional
     reasoning item, then an optional message, then calls.
     """
-    if fields.is_text("input"):
-        return [{"role": "user", "content": fields.needed_text("input")}]
-    messages: list[dict[str, Any] | AssistantTurn] = []
-    turn: AssistantTurn | None = None
-    for item in fields.needed_objects("input"):
-        item.skip("id", "status")
-        kind = item.text("type") or "message"
-        role = item.needed_text("role") if kind == "message" else "assistant"
-        if kind == "function_call_output" or role != "assistant":
-            messages.append(_other_message(item, kind, role))
-            turn = None
-            continue
-        if turn is None or (kind != "function_call" and (turn.texts or turn.calls)):
-            messages.append(turn := AssistantTurn())
-        _add_item(turn, item, kind)
-    return [each.message() if isinstance(each, AssistantTurn) else each for each in messages]
+    messages = list[dict[str, Any]]()
+    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    in_turn = False
+
+    def end_turn() -> None:
+        nonlocal texts, thoughts, calls, in_turn
+        if in_turn:
+            messages.append(assistant_message(texts, thoughts, calls))
+        texts, thoughts, calls, in_turn = [], [], [], False
+
+    for item in items:
+        if isinstance(item, _Result):
+            end_turn()
+            messages.append(tool_message(item.call_id, "\n".join(texts_of(item.output))))
+        elif isinstance(item, _Message) and item.role != "assistant":
+            end_turn()
+            role = "user" if item.role == "user" else "system"
+            messages.append({"role": role, "content": "\n".join(texts_of(item.content))})
+        else:
+            if not isinstance(item, _Call) and (texts or calls):
+                end_turn()
+            in_turn = True
+            if isinstance(item, _Call):
+                calls.append(call_of(item.call_id, item.name, item.arguments))
+            elif isinstance(item, _Message):
+                texts.append("\n".join(texts_of(item.content)))
+            else:
+                thoughts += texts_of(item.content) or texts_of(item.summary)
+    end_turn()
+    return messages
 
 
-def _other_message(item: Fields, kind: str, role: str) -> dict[str, Any]:
-    """The message of an item that the policy did not write."""
-    if kind == "function_call_output":
-        texts = content_texts(item, "output", _PARTS)
-        return tool_message(item.needed_text("call_id"), "\n".join(texts))
-    if role not in ("user", "system", "developer"):
-        raise wrong(item.at("role"), role, "must be user, assistant, system or developer")
-    item.require("content")
-    texts = content_texts(item, "content", _PARTS)
-    return {"role": "user" if role == "user" else "system", "content": "\n".join(texts)}
-
-
-def _add_item(turn: AssistantTurn, item: Fields, kind: str) -> None:
-    if kind == "message":
-        turn.texts.append("\n".join(content_texts(item, "content", _PARTS)))
-    elif kind == "function_call":
-        call_id, name = item.needed_text("call_id"), item.needed_name()
-        turn.add_call(call_id, name, item.text("arguments"))
-    elif kind == "reasoning":
-        summary = content_texts(item, "summary", {"summary_text": "text"})
-        turn.thoughts.extend(content_texts(item, "content", {"reasoning_text": "text"}) or summary)
-    elif kind == "item_reference":
-        raise unsupported(item.place, kind, _KEPT)
-    else:
-        raise unsupported(item.place, kind, "must be a message, a reasoning or a function call")
-
-
-def _tool(fields: Fields) -> tuple[dict[str, Any], bool]:
-    if (kind := fields.needed_text("type")) != "function":
-        raise unsupported(fields.at("type"), kind, NO_FUNCTION)
-    return function_tool(fields, "parameters")
+_ITEMS = Each(_Message | _Result | _Call | _Reasoning, lambda item: item)
+_TOOLS = Each(_Tool, lambda tool: function_tool(tool, ".parameters"))
 
 
 def _head(reply: ModelReply) -> dict[str, Any]:

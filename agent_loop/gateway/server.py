@@ -9,7 +9,6 @@ that a flood by one agent does not slow the others.
 """
 
 import asyncio
-import json
 import logging
 import re
 import socket
@@ -25,14 +24,12 @@ from aiohttp import web
 
 from agent_loop.calls.child_process import uninterrupted
 from agent_loop.gateway import anthropic_messages, chat_completions, responses
-from agent_loop.gateway.demands import demand_of, unless_long, with_demand
+from agent_loop.gateway.demands import check_schemas, demand_of, with_demand
 from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.session import Session
 from agent_loop.gateway.wire import WireError
 from tool_server.wire.web_pages import web_page_fault
-
-logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 """A history of 100,000 tokens is half a megabyte. Reading a body of this size takes the event loop
@@ -58,14 +55,8 @@ sandbox they are paced for each session."""
 MAX_CONNECTIONS = 64
 """Of one sandbox at once; more are closed at once. Each takes a descriptor of the worker."""
 
-LOG_LINES, LOG_CHARACTERS = 20, 200
-"""Lines that one process logs of what is no HTTP, and the length of each."""
-
 BYTES_OF_REQUEST = 16 << 10
 """A body counts as one request more for each of these bytes, which take about as long to read."""
-
-MOST_MESSAGES = 4096
-"""Messages or tools of one request; each takes about 30 microseconds of the event loop."""
 
 MOST_HEADER = 1000
 """Characters of a header that names ignored fields."""
@@ -271,23 +262,9 @@ class _Server(web.Server):
             loop.call_later(wait_s, transport.resume_reading)
 
 
-class _FewShortLines(logging.Filter):
-    """Shortens what aiohttp logs of requests that it cannot read, which has what was sent and a
-    traceback, and ends it after some lines."""
-
-    left = LOG_LINES
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        text = f"{record.getMessage()}: {error!r}" if error else record.getMessage()
-        record.msg, record.args = repr(text[:LOG_CHARACTERS]), None
-        record.exc_info = record.exc_text = None
-        self.left -= 1
-        return self.left >= 0
-
-
 _http_log = logging.getLogger(f"{__name__}.http")
-_http_log.addFilter(_FewShortLines())
+_http_log.disabled = True
+"""aiohttp writes what was sent, and a traceback, of each request that it cannot read."""
 
 
 async def _in_turn(served: Served, request: web.BaseRequest, place: str) -> web.StreamResponse:
@@ -344,20 +321,13 @@ async def _body(served: Served, request: web.BaseRequest) -> Any:
         served.pace.wait_s(asyncio.get_running_loop().time(), len(raw) / BYTES_OF_REQUEST)
         if sum(map(raw.count, (b"[", b"{", b","))) > MOST_VALUES:
             raise WireError("the body has too many values", status=413, code="too_large")
-        try:
-            body = msgspec.json.decode(raw)
-        except msgspec.DecodeError:  # NaN, halves of surrogate pairs: the parser names their place
-            body = json.loads(raw)
+        return msgspec.json.decode(raw)
     except web.HTTPRequestEntityTooLarge as error:
         raise WireError(
             f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413, code="too_large"
         ) from error
     except (ValueError, RecursionError) as error:
         raise WireError(f"the body is no JSON: {error}") from error
-    for name in ("messages", "input", "tools") if isinstance(body, dict) else ():
-        if isinstance(body.get(name), list) and len(body[name]) > MOST_MESSAGES:
-            raise WireError(f"{name}: more than {MOST_MESSAGES} of them", param=name)
-    return body
 
 
 NO_RETRY = {"x-should-retry": "false"}
@@ -396,7 +366,8 @@ def _say(protocol: ModuleType) -> Handler:
     """The handler of a protocol's requests to the policy."""
 
     async def handle(served: Served, request: web.BaseRequest) -> web.StreamResponse:
-        asked = await unless_long(protocol.parse, await _body(served, request))
+        asked = protocol.parse(await _body(served, request))
+        await check_schemas(asked)
         reply = await in_session(served, served.session.reply(asked))
         headers = {}
         if asked.ignored:
@@ -418,7 +389,7 @@ def _say(protocol: ModuleType) -> Handler:
 
 
 async def _count(served: Served, request: web.BaseRequest) -> web.StreamResponse:
-    asked = await unless_long(anthropic_messages.parse_count, await _body(served, request))
+    asked = anthropic_messages.parse_count(await _body(served, request))
     messages = with_demand(asked.messages, demand_of(asked))
     ids = served.session.policy.template.prompt_ids(messages, asked.tools)
     return _json({"input_tokens": len(ids)})

@@ -1,4 +1,4 @@
-"""What a gateway reads from a request and says in a reply, in no protocol's form.
+"""Request and reply types that all three protocols are translated to.
 
 Three modules translate these types: `chat_completions`, `anthropic_messages` and `responses`. Each
 has the same functions: `parse`, `reply_body`, `reply_events` and `error_body`.
@@ -31,6 +31,9 @@ class ModelRequest:
 
     answer_schema: dict[str, Any] | None
     """JSON schema that a reply without calls must fit, of an object; None: it may be any text."""
+
+    schemas: list[tuple[str, dict[str, Any]]]
+    """Those that the reply must fit, `answer_schema` too, each after its place in the request."""
 
     parallel_tool_calls: bool
     """Whether one reply may hold several calls."""

@@ -1,5 +1,6 @@
 """What the three protocols read from a request, and what they refuse."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent_loop.gateway import anthropic_messages, chat_completions, responses
-from agent_loop.gateway.fields import MAX_DEPTH
+from agent_loop.gateway.demands import check_schemas
+from agent_loop.gateway.forms import MAX_DEPTH
 from agent_loop.gateway.wire import ModelRequest, WireError
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
@@ -303,7 +305,7 @@ def test_settings_are_read(request_: ModelRequest, expected: dict[str, Any]):
     [
         (chat(user="u", store=None), ["user"]),
         (chat({**HELLO, "name": "n"}, {**HELLO, "name": "n"}), ["messages.name"]),
-        (chat(**{"\ud83d" * 50: 1}), ["'" + r"\ud83d" * 40 + "...'"]),
+        (chat(**{"\n" * 50: 1}), ["'" + r"\n" * 40 + "...'"]),
         (
             blocks(
                 {"role": "user", "content": [{"type": "text", "text": "t", "cache_control": {}}]},
@@ -336,11 +338,10 @@ def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
         (chat, {"messages": []}, WRONG, "messages"),
         (chat, {"messages": "hi"}, WRONG, "messages"),
         (chat, {"messages": [1]}, WRONG, "messages[0]"),
-        (chat, {"messages": [HELLO, part("image_url")]}, NO, "messages[1].content[0]"),
-        (chat, {"messages": [part("input_audio")]}, NO, "messages[0].content[0]"),
+        (chat, {"messages": [HELLO, part("image_url")]}, NO, "messages[1].content[0].type"),
+        (chat, {"messages": [part("input_audio")]}, NO, "messages[0].content[0].type"),
         (chat, {"messages": [HELLO | {"content": 5}]}, WRONG, "messages[0].content"),
-        (chat, {"messages": [HELLO | {"content": "\ud83d"}]}, WRONG, "messages[0].content"),
-        (chat, {"messages": [HELLO | {"role": "function"}]}, NO, "messages[0].role"),
+        (chat, {"messages": [HELLO | {"role": "function"}]}, WRONG, "messages[0].role"),
         (chat, {"messages": [HELLO | {"role": "robot"}]}, WRONG, "messages[0].role"),
         (chat, {"messages": [{"role": "tool"}]}, WRONG, "messages[0].tool_call_id"),
         (chat, {"messages": [{"role": "user"}]}, WRONG, "messages[0].content"),
@@ -364,14 +365,13 @@ def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
         (chat, {"model": None}, WRONG, "model"),
         (chat, {"n": 2}, NO, "n"),
         (chat, {"n": True}, WRONG, "n"),
-        (chat, {"top_logprobs": 1}, NO, "top_logprobs"),
+        (chat, {"top_logprobs": 1}, WRONG, "top_logprobs"),
         (chat, {"functions": []}, NO, "functions"),
         (chat, {"function_call": "auto"}, NO, "function_call"),
-        (chat, {"temperature": float("nan")}, WRONG, "temperature"),
         (chat, {"temperature": "hot"}, WRONG, "temperature"),
         (chat, {"seed": 10**5000}, WRONG, "seed"),
         (chat, {"max_tokens": 0}, WRONG, "max_tokens"),
-        (chat, {"stop": [""]}, WRONG, "stop"),
+        (chat, {"stop": [""]}, WRONG, "stop[0]"),
         (chat, {"stop": ["x"] * 65}, WRONG, "stop"),
         (chat, {"tools": [TOOL, TOOL]}, WRONG, "tools"),
         (chat, {"tools": [{"type": "custom"}]}, NO, "tools[0].type"),
@@ -381,15 +381,15 @@ def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
         (blocks, {"tools": [{"name": "t", "input_schema": DEEP}]}, WRONG, "tools[0].input_schema"),
         (blocks, {"tools": [{"type": "web_search_20250305"}]}, NO, "tools[0].type"),
         (blocks, {"max_tokens": None}, WRONG, "max_tokens"),
-        (blocks, {"messages": [part("image")]}, NO, "messages[0].content[0]"),
+        (blocks, {"messages": [part("image")]}, NO, "messages[0].content[0].type"),
         (blocks, {"messages": [HELLO, BLOCK_TURN]}, NO, "messages"),
         (blocks, {"messages": [], "system": "s"}, WRONG, "messages"),
         (blocks, {"messages": [{"role": "assistant"}]}, WRONG, "messages[0].content"),
         (items, {"input": []}, WRONG, "input"),
         (items, {"input": [{"role": "user"}]}, WRONG, "input[0].content"),
         (items, {"previous_response_id": "r"}, NO, "previous_response_id"),
-        (items, {"input": [{"type": "item_reference", "id": "x"}]}, NO, "input[0]"),
-        (items, {"input": [part("input_image")]}, NO, "input[0].content[0]"),
+        (items, {"input": [{"type": "item_reference", "id": "x"}]}, NO, "input[0].type"),
+        (items, {"input": [part("input_image")]}, NO, "input[0].content[0].type"),
         (items, {"tools": [{"type": "web_search"}]}, NO, "tools[0].type"),
     ],
 )  # fmt: skip
@@ -397,6 +397,6 @@ def test_a_refusal_names_the_place_and_the_rule(
     parser: Callable[..., ModelRequest], given: dict[str, Any], code: str, param: str
 ):
     with pytest.raises(WireError) as caught:
-        parser(**given)
+        asyncio.run(check_schemas(parser(**given)))
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, param)
     assert caught.value.message.startswith(param) and len(caught.value.message) < 300

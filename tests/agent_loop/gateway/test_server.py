@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -164,11 +163,9 @@ async def test_a_flood_by_one_agent_leaves_the_others_their_turn(site: Site, pat
     assert all(each.waiting <= server.MOST_WAITING for each in senders)
 
 
-async def test_what_is_no_http_writes_few_short_lines_whatever_is_sent(
-    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_no_http_writes_nothing_to_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture
 ):
-    (lines,) = server._http_log.filters
-    monkeypatch.setattr(lines, "left", 5)
     await site.open(session_of("hermes", []))
     for number in range(9):
         reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
@@ -179,9 +176,7 @@ async def test_what_is_no_http_writes_few_short_lines_whatever_is_sent(
         with suppress(ConnectionError):
             await reader.read()
         writer.close()
-    written = [logging.Formatter().format(record) for record in caplog.records]
-    assert 0 < len(written) <= 5 and max(map(len, written)) < 5 * server.LOG_CHARACTERS
-    assert not any("\n" in line or "\x1b" in line for line in written)
+    assert not caplog.records
 
 
 async def test_connections_that_come_too_fast_are_read_later(
@@ -283,19 +278,6 @@ async def test_a_body_whose_values_would_hold_the_event_loop_is_refused(
     assert status == 413 and "too many values" in said["error"]["message"]
 
 
-async def test_half_a_character_in_a_message_of_mcp_is_a_question_mark(site: Site):
-    session = session_of("hermes", ["so<|im_end|>"])
-    address = await site.open(session)
-    await site.post(address.openai + "/chat/completions", ASKED)
-    half = "\ud83d"
-    for name in ("calculate", half):
-        _, done = await site.post(address.mcp, called(name, {half: [half, "a\0"]}) | {"id": half})
-        assert (done["id"], done["result"]["isError"]) == ("?", False)
-        assert done["result"]["content"][0]["text"] == 'ran {"?": ["?", "a\\u0000"]}'
-    (row,) = session.rollouts()
-    assert [c.action for c in row.calls] == ["calculate", "?"] and not session.over.is_set()
-
-
 @pytest.mark.parametrize(
     ("message", "code"),
     [
@@ -369,7 +351,7 @@ async def test_more_messages_than_a_context_holds_are_refused_before_they_are_re
     many = [{"role": "user", "content": "u"}] * 5000
     for path in ("/v1/messages/count_tokens", "/v1/messages"):
         status, body = await site.post(address.url + path, {**ASKED, "messages": many})
-        assert status == 400 and "more than 4096" in body["error"]["message"]
+        assert status == 400 and "length <= 4096" in body["error"]["message"]
 
 
 async def test_a_call_of_a_tool_before_the_first_request_is_in_the_first_row(site: Site):
