@@ -38,9 +38,6 @@ logger = logging.getLogger(__name__)
 END_S = 10.0
 """Longest wait for an agent that was cancelled. A program is killed after a second."""
 
-MOST_WARNED = 1000
-"""Names of ignored fields that are logged by one process."""
-
 
 class GatewayAgentLoop(NamedToolsLoop):
     """Runs an agent for each session and trains the policy on what it asks.
@@ -252,14 +249,12 @@ def _options_of(settings: bytes) -> GatewayOptions:
     return GatewayOptions.model_validate_json(settings)
 
 
-_warned: set[tuple[str, str]] = set()
-
-
 def _warn_of_ignored(source: str, names: set[str]) -> None:
-    """Log each field once that an agent sent and that has no effect."""
-    new = sorted(name for name in names if (source, name) not in _warned)
-    if new and len(_warned) < MOST_WARNED:
-        _warned.update((source, name) for name in new)
-        logger.warning(
-            "source=%s fields that its agent sent have no effect: %s", source, ", ".join(new)
-        )
+    for name in sorted(names):
+        _warn(source, name)
+
+
+@lru_cache(1000)
+def _warn(source: str, name: str) -> None:
+    """Log a field once that an agent sent and that has no effect."""
+    logger.warning("source=%s a field that its agent sent has no effect: %s", source, name)

@@ -18,51 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 
 from agent_loop.gateway.demands import demand_of, with_demand
+from agent_loop.gateway.template import ChatTemplate, Messages, Tools
 from agent_loop.gateway.wire import ModelRequest
 from agent_loop.records.trajectory_record import StopReason
 from agent_loop.turns.observation_style import LONG_TEXT
 from agent_loop.turns.tool_messages import CannotContinue, shared_length
 from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Rollout
-
-Messages = Sequence[Mapping[str, Any]]
-
-
-class PromptTemplate(Protocol):
-    """The chat template of the policy."""
-
-    def prompt_ids(self, messages: Messages, tools: list[dict[str, Any]]) -> list[int]:
-        """The tokens of a whole prompt.
-
-        Raises:
-            WireError: the template refuses the messages.
-        """
-        ...
-
-    def glue_ids(
-        self,
-        said: Mapping[str, Any],
-        new: Messages,
-        tools: list[dict[str, Any]],
-        last_id: int,
-        thinks: bool,
-    ) -> list[int]:
-        """The tokens of new messages after the model's message `said`, which ends with the token
-        `last_id`, and the beginning of the model's next message.
-
-        Args:
-            thinks: whether the messages so far have a thought, which the template must keep.
-
-        Raises:
-            CannotContinue: the template cannot add these messages.
-        """
-        ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -112,6 +80,16 @@ class _Point:
     said: Mapping[str, Any]
     demand: str
 
+    @property
+    def tokens(self) -> list[int]:
+        """Those of the sequence until there."""
+        trajectory = self.sequence.rollout.trajectory
+        return trajectory.ids[: len(trajectory.prompt_ids) + self.response_tokens]
+
+    @property
+    def is_end(self) -> bool:
+        return self.response_tokens == len(self.sequence.rollout.trajectory)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
@@ -131,7 +109,7 @@ class Continuation:
 class Chains:
     """The sequences of one session."""
 
-    def __init__(self, template: PromptTemplate) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.sequences: list[OpenSequence] = []
         self._points: dict[bytes, _Point] = {}
@@ -148,43 +126,44 @@ class Chains:
             WireError: the template refuses the messages.
         """
         messages, tools = request.messages, _text_of(request.tools)
-        demand = demand_of(request)
-        texts = texts_of(messages)
+        demand, texts = demand_of(request), texts_of(messages)
         digests = _digests(_digest(tools + b" %r" % temperature), texts)
-        for count in range(len(messages) - 1, 0, -1):
-            if (point := self._points.get(digests[count - 1])) is None:
-                continue
-            sequence = point.sequence
-            trajectory = sequence.rollout.trajectory
-            before = trajectory.ids[: len(trajectory.prompt_ids) + point.response_tokens]
-            new = with_demand(messages[count:], demand, point.demand)
-            thinks = any(message.get("reasoning_content") for message in messages[:count])
-            try:
-                glue = await _tokenised(
-                    new, self._template.glue_ids, point.said, new, request.tools, before[-1], thinks
-                )
-            except CannotContinue:
-                break
-            read = len(before) + len(glue)
-            if sequence.is_busy or len(before) < len(
-                trajectory.ids
-            ):  # an earlier place of the sequence
-                ids, glue = before + glue, []
-                behind = self._turns_behind(messages, texts, count, sequence)
-                sequence = self._begin(ids, "branch", sequence, tools, temperature)
-                sequence.turns_before, sequence.examples = behind
-            sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
-            sequence.demand = demand
-            return Continuation(sequence=sequence, added=glue, read=read, reused=len(before))
-        asked = with_demand(messages, demand)
-        ids = await _tokenised(asked, self._template.prompt_ids, asked, request.tools)
-        cause, parent, shared = self._why_new(texts, tools, temperature)
-        behind = self._turns_behind(messages, texts, shared, parent)
-        sequence = self._begin(ids, cause, parent, tools, temperature)
-        sequence.turns_before, sequence.examples = behind
+        known = (at for at in range(len(messages) - 1, 0, -1) if digests[at - 1] in self._points)
+        count = next(known, 0)
+        try:
+            point = self._points[digests[count - 1]] if count else None
+            new = with_demand(messages[count:], demand, point.demand if point else "")
+            ids = await _tokenised(
+                new, self._tokens_of, point, new, messages[:count], request.tools
+            )
+        except CannotContinue:
+            point, new = None, with_demand(messages, demand)
+            ids = await _tokenised(new, self._tokens_of, None, new, [], request.tools)
+        before, added = point.tokens if point else [], list[int]()
+        read = len(before) + len(ids)
+        if point is not None and not point.sequence.is_busy and point.is_end:
+            sequence, added = point.sequence, ids
+        else:
+            if point is not None:  # an earlier place of the sequence
+                cause, parent, shared = "branch", point.sequence, count
+            else:
+                cause, parent, shared = self._why_new(texts, tools, temperature)
+            behind = self._turns_behind(messages, texts, shared, parent)
+            sequence = self._begin(before + ids, cause, parent, tools, temperature)
+            sequence.turns_before, sequence.examples = behind
         sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
         sequence.demand = demand
-        return Continuation(sequence=sequence, added=[], read=len(ids), reused=0)
+        return Continuation(sequence=sequence, added=added, read=read, reused=len(before))
+
+    def _tokens_of(
+        self, point: "_Point | None", new: Messages, before: Messages, tools: Tools
+    ) -> list[int]:
+        """The tokens of messages: of a whole prompt, or after the messages before a point."""
+        if point is None:
+            return self._template.prompt_ids(new, tools)
+        thinks = any(message.get("reasoning_content") for message in before)
+        last_id = point.tokens[-1]
+        return self._template.glue_ids(point.said, new, tools, last_id, thinks)
 
     def say(self, sequence: OpenSequence, said: Mapping[str, Any] | None) -> None:
         """Note the model's message as the agent was told, after it was appended to the sequence;

@@ -5,7 +5,7 @@ blocks, the Responses API has items.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,19 +20,11 @@ Name = Annotated[str, Meta(min_length=1)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 StopText = Annotated[str, Meta(min_length=1)]
 Stops = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)] | None
-Share = Annotated[float, Meta(ge=0.0, le=1.0)] | None
-Temperature = Annotated[float, Meta(ge=0.0, le=2.0)] | None
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_MESSAGES = 4096
 """Messages or tools of one request; each takes about 30 microseconds of the event loop."""
 
 Listed = Annotated[list[Any], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
-_SAMPLING = (
-    *("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty"),
-    *("repetition_penalty", "top_k", "seed"),
-)
 _CONSTRAINTS = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("regex", "ebnf", "json_schema", "grammar"),
@@ -45,18 +37,15 @@ class Asked(Form, kw_only=True):
 
     model: str
     stream: bool | None = None
-    temperature: Temperature = None
-    top_p: Share = None
-    min_p: Share = None
-    frequency_penalty: Penalty = None
-    presence_penalty: Penalty = None
-    repetition_penalty: Temperature = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    seed: Int64 | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     tools: Annotated[list[Any], Meta(max_length=MAX_MESSAGES)] | None = None
     max_tokens: MaxTokens | None = None
     stop: Stops = None
 
+    neutral: ClassVar = {
+        **{"top_p": 1, "min_p": 0, "top_k": -1},
+        **{"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1},
+    }
     refused = dict.fromkeys(_CONSTRAINTS, "ask for JSON, in this protocol's own field")
 
 
@@ -222,7 +211,6 @@ def model_request(
         choice = named
     if choice == "required" and not names:
         raise wrong("tool_choice", "there is no tool to call; send `tools`")
-    given = {name: getattr(asked, name) for name in _SAMPLING}
     return ModelRequest(
         messages=_with_tool_names(messages),
         tools=[tool for tool, _ in tools],
@@ -234,7 +222,7 @@ def model_request(
         model=asked.model,
         max_tokens=asked.max_tokens,
         stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
-        sampling={name: value for name, value in given.items() if value is not None},
+        temperature=asked.temperature,
         logprobs=logprobs,
         stream=bool(asked.stream),
         include_usage=include_usage,

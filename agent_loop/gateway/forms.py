@@ -37,6 +37,9 @@ class Form(msgspec.Struct, kw_only=True):
     ignored: ClassVar[tuple[str, ...]] = ()
     """Names for an object that as a whole has no effect."""
 
+    neutral: ClassVar[dict[str, float]] = {}
+    """Values of other fields that ask for nothing, besides null."""
+
     refused: ClassVar[dict[str, str]] = {}
     """Fields that are refused, and what to do instead."""
 
@@ -139,7 +142,7 @@ def _unread(value: Any, form: Form, place: str = "") -> Iterator[str]:
     names = dict(zip(form.__struct_encode_fields__, form.__struct_fields__, strict=True))
     yield from (f"{before}.{name}".lstrip(".") for name in form.ignored)
     for name in value.keys() - names.keys() - {config.tag_field, *form.skipped}:
-        if value[name] is None:
+        if value[name] in (None, form.neutral.get(name)):
             continue
         if (rule := form.refused.get(name)) is not None:
             raise unsupported(f"{place}.{name}", rule)

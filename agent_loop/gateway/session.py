@@ -8,14 +8,16 @@ agent, and the session has a largest number of requests. No verl, no HTTP.
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
-from agent_loop.gateway.chains import Chains, Continuation, PromptTemplate
+from agent_loop.gateway.chains import Chains, Continuation
+from agent_loop.gateway.chat_form import assistant_message, call_of
 from agent_loop.gateway.demands import can_call, misfit
+from agent_loop.gateway.template import ChatTemplate
 from agent_loop.gateway.wire import (
     Finish,
     ModelReply,
@@ -38,12 +40,6 @@ from config.compat import timeout
 from config.gateway import MAX_REQUESTS
 from tool_server.wire.protocol import Fault
 
-_NEUTRAL = {
-    **{"top_p": 1.0, "min_p": 0.0, "top_k": -1},
-    **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
-}
-"""Values of sampling parameters that ask for nothing."""
-
 MOST_IGNORED = 50
 """Names of ignored fields that are kept of one session."""
 
@@ -53,30 +49,17 @@ or ending a program takes less than a second, also on a busy host; an agent that
 holds up its batch for this long."""
 
 
-class Engine(Protocol):
-    """The rollout engine, with the sampling parameters of the source."""
-
-    async def __call__(
-        self,
-        prompt_ids: list[int],
-        *,
-        max_tokens: int,
-        stop: Stop,
-        temperature: float,
-        sequence: str,
-        schema: dict[str, Any] | None,
-    ) -> Generated:
-        """As `turn_loop.Generate`. `sequence` is the id of the conversation, so that requests of
-        one session that run side by side are told apart. `schema` guides the decoding; None:
-        any text."""
-        ...
+Engine = Callable[..., Awaitable[Generated]]
+"""As `turn_loop.Generate`, with `temperature`, with `sequence`, the id of the conversation, because
+requests of one session run side by side, and with `schema`, which guides the decoding; None: any
+text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What all sessions of a source share."""
 
-    template: PromptTemplate
+    template: ChatTemplate
     codec: TokenCodec
     call_format: CallFormat | None
     """Reads the tool calls; None: the model has no format, so requests with tools are refused."""
@@ -246,12 +229,13 @@ class Session:
             )
 
     def _temperature(self, request: ModelRequest) -> float:
-        asked, common = request.sampling.get("temperature"), self.temperature
-        others = request.sampling.keys() - (self.policy.agent_may_set if common else set())
-        without_effect = _NEUTRAL | {"temperature": common}
-        self._ignore([n for n in others if request.sampling[n] != without_effect.get(n)])
-        if asked is None or asked == common or "temperature" in others:
-            return common  # 0: the session is greedy, as the baseline of `remax`
+        asked, common = request.temperature, self.temperature
+        if asked is None or asked == common:
+            return common
+        # 0: the session is greedy, as the baseline of `remax`
+        if common == 0 or "temperature" not in self.policy.agent_may_set:
+            self._ignore(["temperature"])
+            return common
         if asked <= 0:
             raise WireError(
                 f"temperature={asked}: tokens that are trained are sampled; want a number above 0",
@@ -474,16 +458,5 @@ class Session:
 
 
 def _message_of(reply: ModelReply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-            }
-            for call in reply.calls
-        ]
-    return message
+    calls = [call_of(each.id, each.name, json.loads(each.arguments)) for each in reply.calls]
+    return assistant_message([reply.content], filter(None, [reply.reasoning]), calls)

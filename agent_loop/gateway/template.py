@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from agent_loop.gateway.chains import Messages
 from agent_loop.gateway.wire import WireError
 from agent_loop.turns.call_formats.json_values import shown
 from agent_loop.turns.codec import HFCodec, unused_tag
@@ -22,6 +21,7 @@ before it is rendered, which would take the event loop a second for each megabyt
 MAX_TOOL_LISTS = 64
 """Tool lists whose glue is kept; an agent may send another list with each request."""
 
+Messages = Sequence[Mapping[str, Any]]
 Tools = list[dict[str, Any]]
 
 
@@ -54,7 +54,11 @@ class ChatTemplate:
         self._glue: dict[bytes, ToolMessages] = {}
 
     def prompt_ids(self, messages: Messages, tools: Tools) -> list[int]:
-        """See `chains.PromptTemplate`."""
+        """The tokens of a whole prompt.
+
+        Raises:
+            WireError: the template refuses the messages.
+        """
         self._check_length(messages, tools)
         try:
             shaped = [self._message(each, tools) for each in messages]
@@ -81,7 +85,15 @@ class ChatTemplate:
     def glue_ids(
         self, said: Mapping[str, Any], new: Messages, tools: Tools, last_id: int, thinks: bool
     ) -> list[int]:
-        """See `chains.PromptTemplate`."""
+        """The tokens of new messages after the model's message `said`, which ends with the token
+        `last_id`, and the beginning of the model's next message.
+
+        Args:
+            thinks: whether the messages so far have a thought, which the template must keep.
+
+        Raises:
+            CannotContinue: the template cannot add these messages.
+        """
         self._check_length(new, [])
         asked = said.get("tool_calls") or []
         results, others = new[: len(asked)], new[len(asked) :]

@@ -45,8 +45,7 @@ class ModelRequest:
 
     stop: tuple[str, ...]
 
-    sampling: dict[str, float]
-    """The sampling parameters that were given, by vLLM's names."""
+    temperature: float | None
 
     logprobs: bool
     """Whether the reply lists its tokens with their log-probabilities."""

@@ -185,8 +185,8 @@ def test_messages_as_frameworks_send_them_are_taken(
     ],
 )
 def test_settings_without_a_value_ask_for_nothing(request_: ModelRequest):
-    asked = (request_.tools, request_.tool_choice, request_.answer_schema, request_.sampling)
-    assert asked == ([], "auto", None, {}) and request_.ignored == ()
+    asked = (request_.tools, request_.tool_choice, request_.answer_schema, request_.temperature)
+    assert asked == ([], "auto", None, None) and request_.ignored == ()
 
 
 @pytest.mark.parametrize(
@@ -288,11 +288,12 @@ def test_strict_tools_are_named_and_their_schemas_are_those_of_other_tools(reque
     [
         (chat(stop="a", max_tokens=3), {"stop": ("a",), "max_tokens": 3}),
         (chat(stop=["a", "b"], max_completion_tokens=3, max_tokens=4), {"max_tokens": 3}),
-        (chat(temperature=0, seed=5), {"sampling": {"temperature": 0, "seed": 5}}),
+        (chat(temperature=0, top_p=1.0), {"temperature": 0, "ignored": ()}),
+        (chat(top_p=0.9, seed=5), {"ignored": ("seed", "top_p")}),
         (chat(logprobs=True, top_logprobs=0, n=1), {"logprobs": True}),
         (chat(stream=True, stream_options=USAGE), USAGE | {"stream": True}),
         (chat(stream=True), {"include_usage": False}),
-        (blocks(stop_sequences=["a"], top_k=-1), {"stop": ("a",), "sampling": {"top_k": -1}}),
+        (blocks(stop_sequences=["a"], top_k=-1), {"stop": ("a",), "ignored": ()}),
         (items(max_output_tokens=3, include=LOGPROBS), {"max_tokens": 3, "logprobs": True}),
     ],
 )  # fmt: skip
@@ -369,7 +370,7 @@ def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
         (chat, {"functions": []}, NO, "functions"),
         (chat, {"function_call": "auto"}, NO, "function_call"),
         (chat, {"temperature": "hot"}, WRONG, "temperature"),
-        (chat, {"seed": 10**5000}, WRONG, "seed"),
+        (chat, {"max_tokens": 10**5000}, WRONG, "max_tokens"),
         (chat, {"max_tokens": 0}, WRONG, "max_tokens"),
         (chat, {"stop": [""]}, WRONG, "stop[0]"),
         (chat, {"stop": ["x"] * 65}, WRONG, "stop"),
