@@ -102,10 +102,6 @@ class GatewayOptions(Section):
         return self.model_dump(exclude=not_of_command)
 
 
-PRIVATE = ("data", "runs", "logs", ".env")
-"""What no agent in a sandbox sees of the folder in which a run was started."""
-
-
 def with_absolute_paths(entry: Mapping[str, Any], hidden: Iterable[str] = ()) -> dict[str, Any]:
     """The settings of a gateway agent that have paths, with absolute ones, because workers run in
     another folder. What is `hidden` from a command is added to its own."""
@@ -121,8 +117,7 @@ def with_absolute_paths(entry: Mapping[str, Any], hidden: Iterable[str] = ()) ->
         else:
             made["command"], folders = _from_start_folder(command)
             readable += [folder for folder in folders if folder not in readable]
-        private = [*_absolute(entry.get("hidden")), *_absolute(PRIVATE), *hidden]
-        made["hidden"] = list(dict.fromkeys(private))
+        made["hidden"] = list(dict.fromkeys([*_absolute(entry.get("hidden")), *hidden]))
     if readable:
         made["readable"] = readable
     return made

@@ -26,7 +26,7 @@ from agent_loop.gateway.chat_form import (
     texts_of,
     tool_message,
 )
-from agent_loop.gateway.forms import Each, Form, check_depth, read, unsupported, wrong
+from agent_loop.gateway.forms import Each, Form, check_depth, read, wrong
 from agent_loop.gateway.replies import event_frame, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest, WireError
 
@@ -118,9 +118,6 @@ def parse(body: object) -> ModelRequest:
     request = parse_count(body)
     if request.max_tokens is None:
         raise wrong("max_tokens", "is required")
-    if request.messages[-1]["role"] == "assistant":
-        rule = "an assistant message cannot be continued (prefill); end with a user message"
-        raise unsupported("messages", rule)
     return request
 
 

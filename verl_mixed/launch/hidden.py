@@ -16,6 +16,9 @@ _KEYS = (
     "ray_kwargs.ray_init._temp_dir",
 )
 
+_OF_START = ("data", "runs", "logs", ".env")
+"""Of the folder in which a run is started."""
+
 _OF_HOME = (
     *(".ssh", ".netrc", ".config", ".aws", ".git-credentials"),
     *(".cache/huggingface/token", ".cache/huggingface/datasets"),
@@ -28,7 +31,7 @@ _VARIABLES = ("NETRC", "HF_TOKEN_PATH", "HF_DATASETS_CACHE")
 
 def hidden_paths(config: DictConfig) -> list[str]:
     """Absolute paths. The files of sources are those that the user named, raw or prepared; what is
-    prepared or made of them is in the start folder, see `config.gateway.PRIVATE`."""
+    prepared or made of them is in the start folder."""
     keys = ["data.train_files", "data.val_files"]
     for name in config.mixed.sources:
         keys += [f"mixed.sources.{name}.files", f"mixed.sources.{name}.val_files"]
@@ -36,7 +39,7 @@ def hidden_paths(config: DictConfig) -> list[str]:
     named += [OmegaConf.select(config, key) for key in _KEYS]
     named += [os.environ.get(name) for name in _VARIABLES]
     named += [Path(os.environ.get("WANDB_DIR") or ".") / "wandb"]
-    named += [Path.home() / name for name in _OF_HOME]
+    named += [*_OF_START, *(Path.home() / name for name in _OF_HOME)]
     named += [REPOSITORY / name for name in _OF_REPOSITORY]
     paths = [os.path.abspath(os.path.expanduser(str(path))) for path in named if path]
     return sorted(set(paths))

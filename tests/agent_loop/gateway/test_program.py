@@ -530,7 +530,15 @@ class TestSandbox:
             script = "agent.py" if cwd == "agents" else "agents/agent.py"
             entry = {"command": f"python {script} agents", "readable": [str(tmp_path / "alias")]}
             entry |= {} if cwd is None else {"cwd": cwd}
-            named = ("agents/rows.jsonl", "linked.jsonl", "away/train.jsonl", "not/made/yet")
+            named = (
+                "data",
+                "runs",
+                ".env",
+                "agents/rows.jsonl",
+                "linked.jsonl",
+                "away/train.jsonl",
+                "not/made/yet",
+            )
             made = with_absolute_paths(entry, [str(project / path) for path in named])
             end = await end_of(AgentProgram(**{**entry, **made}, where="sandbox"), row=b"{}")
             assert (end.answer, end.stderr) == ("beside public []", "")
@@ -543,7 +551,7 @@ class TestSandbox:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
         (tmp_path / "temporary").mkdir()
         (tmp_path / "script.sh").write_text("echo $(cat checkpoints/rows logs/rows)")
-        made = with_absolute_paths({"command": "sh script.sh", "cwd": "."}, ["checkpoints"])
+        made = with_absolute_paths({"command": "sh script.sh", "cwd": "."}, ["checkpoints", "logs"])
         program = AgentProgram(**{"command": "sh script.sh", **made}, where="sandbox")
         await end_of(program, row=b"{}")
         for folder in ("checkpoints", "logs"):

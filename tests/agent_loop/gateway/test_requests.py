@@ -383,7 +383,6 @@ def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
         (blocks, {"tools": [{"type": "web_search_20250305"}]}, NO, "tools[0].type"),
         (blocks, {"max_tokens": None}, WRONG, "max_tokens"),
         (blocks, {"messages": [part("image")]}, NO, "messages[0].content[0].type"),
-        (blocks, {"messages": [HELLO, BLOCK_TURN]}, NO, "messages"),
         (blocks, {"messages": [], "system": "s"}, WRONG, "messages"),
         (blocks, {"messages": [{"role": "assistant"}]}, WRONG, "messages[0].content"),
         (items, {"input": []}, WRONG, "input"),

@@ -150,7 +150,7 @@ class OpenAIChecks:
         caught = raised(
             openai.BadRequestError, lambda: self.chat.create(model="p", messages=messages)
         )
-        assert caught.param == "messages[1].content[0]" and "image_url" in str(caught)
+        assert caught.param == "messages[1].content[0].type" and "image_url" in str(caught)
 
     def check_responses_turn(self) -> None:
         assert self.respond(content=TEXT).output_text == TEXT
