@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,10 +79,9 @@ class Served(_Sender):
 
     session: Session
     mcp: McpEndpoint
-    tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
-    connections: set[asyncio.BaseTransport] = field(default_factory=set)
-    """Of requests under way. An idle connection may be another session's next: functions of one
-    process may share a client."""
+    tasks: set["asyncio.Task[Any] | None"] = field(default_factory=set)
+    """Of requests under way, each that of its connection. An idle connection may be another
+    session's next: functions of one process may share a client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +156,9 @@ class Gateway:
         self._rewarded.pop(session.reward_id, None)
         if served is None:
             return
-        tasks = [task for task in served.tasks if not task.done()]
+        tasks = [task for task in served.tasks if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
-        for connection in served.connections:
-            if isinstance(connection, asyncio.WriteTransport):
-                connection.abort()
         if tasks:
             await asyncio.wait(tasks)
 
@@ -268,9 +264,10 @@ _http_log.disabled = True
 
 
 async def _in_turn(served: Served, request: web.BaseRequest, place: str) -> web.StreamResponse:
-    connection = request.transport
-    if connection is not None:
-        served.connections.add(connection)
+    task = asyncio.current_task()
+    served.tasks.add(task)
+    for variable, value in served.session.context.items():  # of the session's trajectory
+        variable.set(value)
     try:
         async with _paced(served):
             if place not in _PATHS:
@@ -283,8 +280,7 @@ async def _in_turn(served: Served, request: web.BaseRequest, place: str) -> web.
                 raise WireError(why, status=403, code="web_page")
             return await handler(served, request)
     finally:
-        if connection is not None:
-            served.connections.discard(connection)
+        served.tasks.discard(task)
 
 
 @asynccontextmanager
@@ -345,30 +341,13 @@ def _json(
     )
 
 
-async def in_session(served: Served, work: Coroutine[Any, Any, Any]) -> Any:
-    """Do work with the context variables of the session's trajectory; it ends with the session."""
-    for variable, value in served.session.context.items():
-        variable.set(value)
-    task = asyncio.current_task()
-    assert task is not None
-    served.tasks.add(task)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if served.session.is_closed:
-            raise ConnectionResetError("the session is over") from None
-        raise
-    finally:
-        served.tasks.discard(task)
-
-
 def _say(protocol: ModuleType) -> Handler:
     """The handler of a protocol's requests to the policy."""
 
     async def handle(served: Served, request: web.BaseRequest) -> web.StreamResponse:
         asked = protocol.parse(await _body(served, request))
         await check_schemas(asked)
-        reply = await in_session(served, served.session.reply(asked))
+        reply = await served.session.reply(asked)
         headers = {}
         if asked.ignored:
             names = ", ".join(asked.ignored)[:MOST_HEADER]
@@ -418,7 +397,7 @@ async def _reward(served: Served, request: web.BaseRequest) -> web.StreamRespons
 
 
 async def _mcp(served: Served, request: web.BaseRequest) -> web.StreamResponse:
-    answer = await in_session(served, served.mcp.answer(await _body(served, request)))
+    answer = await served.mcp.answer(await _body(served, request))
     return web.Response(status=202) if answer is None else _json(answer)
 
 
