@@ -24,7 +24,7 @@ from agent_loop.gateway.chat_form import (
     tool_message,
 )
 from agent_loop.gateway.forms import Each, Form, read, unsupported
-from agent_loop.gateway.replies import data_frame, logprob_entries, openai_error_body, pieces
+from agent_loop.gateway.replies import data_frame, openai_error_body, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest, TokenLogprob
 
 _LOGPROBS_OF_CHUNK = 32
@@ -207,7 +207,11 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _logprobs(logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    return {"content": logprob_entries(logprobs), "refusal": None}
+    content = [
+        {"token": each.text, "logprob": each.logprob, "bytes": list(each.raw), "top_logprobs": []}
+        for each in logprobs
+    ]
+    return {"content": content, "refusal": None}
 
 
 def _usage(reply: ModelReply) -> dict[str, int]:

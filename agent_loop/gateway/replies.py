@@ -1,10 +1,10 @@
-"""Parts of replies that several protocols share: events, pieces of text, log-probabilities."""
+"""Parts of replies that several protocols share: events, pieces of text, errors."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from agent_loop.gateway.wire import TokenLogprob, WireError
+from agent_loop.gateway.wire import WireError
 
 _PIECE = 64
 """Characters of a text in one event of a stream."""
@@ -27,14 +27,6 @@ def event_frame(data: dict[str, Any]) -> str:
 def pieces(text: str) -> Iterator[str]:
     """`text` in pieces, for the deltas of a stream. An empty text has none."""
     return (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
-
-
-def logprob_entries(logprobs: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Tokens in the form of both of OpenAI's protocols."""
-    return [
-        {"token": each.text, "logprob": each.logprob, "bytes": list(each.raw), "top_logprobs": []}
-        for each in logprobs
-    ]
 
 
 def openai_error_body(error: WireError) -> dict[str, Any]:

@@ -26,11 +26,10 @@ from agent_loop.gateway.chat_form import (
     tool_message,
 )
 from agent_loop.gateway.forms import Each, Form, read
-from agent_loop.gateway.replies import event_frame, logprob_entries, openai_error_body, pieces
+from agent_loop.gateway.replies import event_frame, openai_error_body, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest
 
 _KEPT = "the gateway keeps no conversations; send the whole input"
-_LOGPROBS = "message.output_text.logprobs"
 
 error_body = openai_error_body
 
@@ -42,7 +41,6 @@ class _Output(Form):
 class _Asked(OpenAIAsked, kw_only=True):
     input: str | Listed
     instructions: str | None = None
-    include: list[str] | None = None
     text: _Output | None = None
     max_tokens: MaxTokens | None = field(name="max_output_tokens", default=None)
 
@@ -87,9 +85,6 @@ def parse(body: object) -> ModelRequest:
         WireError: the body breaks the protocol, or asks for something that is not served.
     """
     asked, ignored = read(body, _Asked)
-    include = asked.include or []
-    if set(include) - {_LOGPROBS}:
-        ignored.add("include")
     messages = []
     if asked.instructions is not None:
         messages.append({"role": "system", "content": asked.instructions})
@@ -106,7 +101,6 @@ def parse(body: object) -> ModelRequest:
         answer=asked.text and asked.text.format,
         answer_at="text.format",
         parallel_tool_calls=asked.parallel_tool_calls,
-        logprobs=_LOGPROBS in include,
     )
 
 
@@ -215,8 +209,7 @@ def _items(reply: ModelReply) -> list[dict[str, Any]]:
         item = {"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": content}
         items.append(item)
     if reply.has_text:
-        part = {"type": "output_text", "text": reply.content, "annotations": []}
-        part["logprobs"] = logprob_entries(reply.logprobs or ())
+        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
         item = {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [part]}
         items.append(item)
     for index, call in enumerate(reply.calls):
@@ -255,14 +248,10 @@ def _call_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _part_events(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of a message's text, or of the text of its reasoning."""
-    is_text = part["type"] == "output_text"
-    kind = f"response.{part['type']}"
-    empty = {"text": "", "logprobs": []} if is_text else {"text": ""}
-    no_logprobs = {"logprobs": []} if is_text else {}
-    place = {"content_index": 0}
-    yield place | {"type": "response.content_part.added", "part": part | empty}
+    kind, place = f"response.{part['type']}", {"content_index": 0}
+    logprobs = {"logprobs": []} if part["type"] == "output_text" else {}
+    yield place | {"type": "response.content_part.added", "part": part | {"text": ""}}
     for piece in pieces(part["text"]):
-        yield place | {"type": f"{kind}.delta", "delta": piece} | no_logprobs
-    logprobs = {"logprobs": part["logprobs"]} if is_text else {}
+        yield place | {"type": f"{kind}.delta", "delta": piece} | logprobs
     yield place | {"type": f"{kind}.done", "text": part["text"]} | logprobs
     yield place | {"type": "response.content_part.done", "part": part}

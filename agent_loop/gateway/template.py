@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from agent_loop.gateway.wire import WireError
-from agent_loop.turns.call_formats.json_values import shown
 from agent_loop.turns.codec import HFCodec, unused_tag
 from agent_loop.turns.native import plain_word
 from agent_loop.turns.tool_messages import CallId, CannotContinue, Render, ToolMessages, written
@@ -77,8 +76,7 @@ class ChatTemplate:
                 own = own.__context__
             reason = " ".join(str(own).split())
             raise WireError(
-                f"the chat template of the policy refuses these messages: {reason}"
-                f"{_text_arguments(messages)}",
+                f"the chat template of the policy refuses these messages: {reason}",
                 param="messages",
             ) from error
 
@@ -158,14 +156,6 @@ class ChatTemplate:
             for call, given in zip(own["tool_calls"], arguments, strict=True)
         ]
         return own
-
-
-def _text_arguments(messages: Messages) -> str:
-    """Names the calls whose arguments are no JSON object, which many templates refuse."""
-    called = [call["function"] for each in messages for call in each.get("tool_calls") or ()]
-    odd = [f"{each['name']}({shown(each['arguments'])})" for each in called
-           if isinstance(each["arguments"], str)]  # fmt: skip
-    return f"; tool_calls: arguments that are no JSON object: {', '.join(odd[:3])}" if odd else ""
 
 
 class _Tags:

@@ -45,14 +45,9 @@ def refusal(messages: list[Any]) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("arguments", ['["Beijing"]', "3", '"x"', "{broken"])
-def test_arguments_that_a_template_refuses_are_named_with_its_own_reason(arguments: str):
-    called = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+def test_a_refusal_has_the_template_s_own_reason():
+    called = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "3"}}
     said = {"role": "assistant", "content": "", "tool_calls": [called]}
     words = refusal([USER, said, {"role": "tool", "tool_call_id": "c", "content": "r"}])
-    assert MAPPING in words and f"look({arguments!r})" in words
-
-
-def test_any_other_refusal_has_the_template_s_own_reason():
-    words = refusal([USER, USER])
-    assert words.endswith(ROLES)
+    assert words.endswith(MAPPING)
+    assert refusal([USER, USER]).endswith(ROLES)

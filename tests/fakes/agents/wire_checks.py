@@ -180,16 +180,6 @@ class OpenAIChecks:
             self.check_response(stream.get_final_response())
         assert snapshots[-1] == TEXT
 
-    def check_responses_logprobs(self) -> None:
-        options = {"include": ["message.output_text.logprobs"]}
-        for method in ("create", "stream"):
-            reply = self.respond(method, content=TEXT, options=options)
-            if method == "stream":
-                with reply as stream:
-                    reply = stream.get_final_response()
-            tokens = [each.token for each in reply.output[0].content[0].logprobs]
-            assert tokens == TEXT.split(), method
-
     def check_responses_history(self) -> None:
         turn = self.respond(**TURN)
         results = [
