@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
@@ -133,8 +134,7 @@ class Calculate:
         try:
             stack, interpreter = await self._take()
             async with stack:  # ends the interpreter, unless it is kept
-                cell = await interpreter.run_cell(_CELL.format(expression), wall_s=ALGEBRA.wall_s)
-                result = cell.result
+                result = await interpreter.run_cell(_CELL.format(expression), wall_s=ALGEBRA.wall_s)
                 if result.status is RunStatus.TIME_LIMIT:
                     limit = f"the calculation took longer than {ALGEBRA.wall_s:g} s"
                     return {"error": f"time limit: {limit}"}
@@ -149,7 +149,7 @@ class Calculate:
         """An interpreter, and what ends it."""
         while self.idle:
             stack, interpreter = self.idle.pop()
-            if interpreter.is_alive and interpreter.own_s < RENEW_S:
+            if interpreter.is_alive and time.monotonic() - interpreter.began < RENEW_S:
                 return stack, interpreter
             await stack.aclose()
         async with self._starting:

@@ -45,7 +45,6 @@ class ServerSettings(BaseModel):
     """persistent interpreters that are kept; a new one ends the one unused for the longest time, or
     is refused with 429 if all were used in the last 5 minutes"""
 
-
     token: SecretStr | None = None
     """token that callers must send as `Authorization: Bearer`; without one, all are served"""
 

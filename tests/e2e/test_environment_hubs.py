@@ -194,7 +194,7 @@ async def played(python: Path, said: list[str], seed: int, *settings: str) -> tu
     try:
         address = await gateway.open(session, McpEndpoint(session, {}, _no_tool))
         row = json.dumps({"extras": {"seed": seed}}).encode()
-        end = await program.run(address.variables, row, port=gateway.port, socket=gateway.socket)
+        end = await program.run(address.variables, row, port=gateway.port, serve=gateway.serving)
     finally:
         await gateway.close()
     return end, session

@@ -84,6 +84,7 @@ def test_files_are_in_base64(said: str, files: dict[str, bytes]):
     answer = json_answer({"said": said, "files": files})
 
     encoded = {path: base64.b64encode(content).decode() for path, content in files.items()}
+    assert isinstance(answer.body, bytes)
     assert json.loads(answer.body) == {"said": said, "files": encoded}
 
 
