@@ -41,7 +41,7 @@ ROOMS = {
     "plugin": (("agent_loop.plugin",), 500),
     "plugin, in a process that uses all of verl": (("verl", *OF_VERL), 500),
     "door": (("verl_mixed.recipe",), 5_500),
-    "trainer": (("agent_loop.training.trainer",), 15_000),
+    "trainer": (("agent_loop.training.trainer",), 12_000),
 }
 """Room -> what is imported, and how many lines of ours that may load."""
 

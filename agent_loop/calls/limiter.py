@@ -2,23 +2,25 @@
 
 A state file limits the processes of one node; a Ray actor limits the processes of a cluster. A file
 is used on several nodes only if `lock_probe` has shown that locks on its folder reach all of them.
+A backend is imported when it is chosen.
 """
 
 import logging
 import math
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from config.schema import MixedConfig, RateLimitConfig, ToolConfig
-from rate_limit import ray_limiter
-from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.gcra import Rate
-from rate_limit.ray_limiter import RayRateLimiter
-from rate_limit.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from rate_limit.file_limiter import FileRateLimiter
+    from rate_limit.ray_limiter import RayRateLimiter
+    from rate_limit.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
-Limiter: TypeAlias = FileRateLimiter | RayRateLimiter
+Limiter: TypeAlias = Union["FileRateLimiter", "RayRateLimiter"]
 
 
 def rate_of(tools: ToolConfig, mixed: MixedConfig) -> Rate:
@@ -75,7 +77,11 @@ def limiter_of(rate: Rate, path: Path, mixed: MixedConfig) -> Limiter:
     limits = (rate.per_minute, rate.burst, rate.min_interval_s)
     shares = dict(rate.weights) or None
     if settings.backend == "ray":
+        from rate_limit.ray_limiter import RayRateLimiter
+
         return RayRateLimiter(str(path), *limits, shares=shares, adaptive=settings.adaptive)
+    from rate_limit.file_limiter import FileRateLimiter
+
     return FileRateLimiter(
         path,
         *limits,
@@ -111,9 +117,16 @@ def resolve_backend(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
         settings = settings.model_copy(update={"across_nodes": True})
     if not tools.rate_limit_file:  # the state is from an earlier start of this run
         settings = settings.model_copy(update={"on_config_change": "adopt"})
-    if settings.backend == "ray" and settings.on_config_change == "adopt":
-        ray_limiter.end(str(state_path(tools, mixed)))
+    end_earlier(state_path(tools, mixed), settings)
     return settings
+
+
+def end_earlier(path: Path, settings: RateLimitConfig) -> None:
+    """End the limiter actor that an earlier start of the run left behind."""
+    if settings.backend == "ray" and settings.on_config_change == "adopt":
+        from rate_limit import ray_limiter
+
+        ray_limiter.end(str(path))
 
 
 def metrics_now(limiter: Limiter, tool: str | None = None) -> dict[str, float]:
@@ -129,13 +142,13 @@ def metrics_now(limiter: Limiter, tool: str | None = None) -> dict[str, float]:
         return {}
 
 
-def tool_limiter_metrics(snapshot: Snapshot, tool: str) -> dict[str, float]:
+def tool_limiter_metrics(snapshot: "Snapshot", tool: str) -> dict[str, float]:
     """`mixed/limiter/<tool>/*` of a limit that a tool has of its own."""
     names = ("granted", "waiting", "waited_s", "utilisation")
     return {f"mixed/limiter/{tool}/{name}": float(getattr(snapshot, name)) for name in names}
 
 
-def limiter_metrics(snapshot: Snapshot) -> dict[str, float]:
+def limiter_metrics(snapshot: "Snapshot") -> dict[str, float]:
     """`mixed/limiter/*` and `mixed/<source>/limiter/*`.
 
     `waiting`, `utilisation` and `rate_factor` are of now; the others are sums since the state

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent_loop.calls.limiter import Limiter, limiter_of, own_folder, state_path
+from agent_loop.calls.limiter import Limiter, end_earlier, limiter_of, own_folder, state_path
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import per_minute, without_secrets
-from rate_limit import ray_limiter
 from rate_limit.gcra import Rate
-from rate_limit.slots import FileSlots
 
 if TYPE_CHECKING:
     from agent_loop.calls.routes import Route
@@ -64,6 +62,8 @@ def own_limiter(entry: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Limi
 
 def limited(route: "Route", limits: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> "Route":
     """The route with the rate, slots, deadline, retries and cache of `limits`."""
+    from rate_limit.slots import FileSlots
+
     path = own_state_path(limits.target, tools, mixed).with_suffix(".slots")
     changes: dict[str, Any] = {
         "limiter": own_limiter(limits, tools, mixed),
@@ -87,13 +87,11 @@ def open_own_limiters(
         ValueError, OSError, RuntimeError: see `make_limiter`.
     """
     limiters: dict[str, Limiter] = {}
-    settings = mixed.rate_limit
     for owner in owners:
         name = own_name(owner.target)
         if owner.rate is None or name in limiters:
             continue
-        if settings.backend == "ray" and settings.on_config_change == "adopt":
-            ray_limiter.end(str(own_state_path(owner.target, tools, mixed)))
+        end_earlier(own_state_path(owner.target, tools, mixed), mixed.rate_limit)
         if (limiter := own_limiter(owner, tools, mixed)) is not None:
             limiters[name] = limiter
     return limiters

@@ -258,7 +258,7 @@ def test_a_start_ends_the_actors_of_the_one_before_for_each_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     ended: list[str] = []
-    monkeypatch.setattr("agent_loop.calls.own_limits.ray_limiter.end", ended.append)
+    monkeypatch.setattr("rate_limit.ray_limiter.end", ended.append)
     monkeypatch.setattr("agent_loop.calls.own_limits.own_limiter", lambda *_: None)
     tools = tools_with()
     for on_change in ("refuse", "adopt"):
