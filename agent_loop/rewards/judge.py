@@ -84,8 +84,9 @@ class JudgeReward:
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         options, votes = self.options, list[Verdict]()
-        sees_response = "response" in fields_of(options.rubric) and attempt.text.strip()
-        if attempt.answer is not None or sees_response:
+        if attempt.answer is not None or (
+            attempt.text.strip() and "response" in fields_of(options.rubric)
+        ):
             client = self._client(tools)
             asks = client.route.max_retries + 1
             message, code = prompt_of(

@@ -143,5 +143,5 @@ def prompt_of(
 
 def number_on_line(said: str, code: str) -> float | None:
     """The number on the last line of a judge's message that has the form of a verdict."""
-    found = re.findall(_VERDICT.format(code=code), said)
+    found = re.findall(_VERDICT.replace("{code}", code), said)
     return float(found[-1]) if found else None
