@@ -72,6 +72,8 @@ def without_removed(config: Mapping[str, Any], path: str = "") -> dict[str, Any]
     kept: dict[str, Any] = {}
     for name, value in config.items():
         key = f"{path}.{name}" if path else str(name)
+        if name == "reward_options" and config.get("reward") == "judge":
+            key = name  # of a reward of ours
         if why_removed(key) is None:
             kept[name] = without_removed(value, key) if isinstance(value, Mapping) else value
     return kept

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from config.lookup import flatten
-from config.removed import REMOVED, why_removed
+from config.removed import REMOVED, why_removed, without_removed
 from config.schema import ConfigError, MixedConfig, load_section
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import load_config, without_profile
@@ -56,3 +56,15 @@ def test_a_setting_of_the_tool_server_is_refused_with_the_reason():
     problems = make_plan(["mixed.tool_server={drain_s: 5}"], {}).problems(data=False, machine=False)
     (problem,) = [each for each in problems if "drain_s" in each]
     assert problem.endswith("after SIGTERM requests have 10 s to end; leave it out")
+
+
+@pytest.mark.parametrize(
+    ("reward", "kept"),
+    [("judge", {"score": {}}), ("own.py:f", {"price": 3, "score": {"pattern": 1}})],
+)
+def test_an_option_of_a_judge_is_none_of_a_function_of_the_user_s(reward: str, kept: object):
+    options = {"price": 3, "score": {"pattern": 1}}
+    source = {"reward": reward, "reward_options": options}
+    assert without_removed({"mixed": {"sources": {"nq": source}}}) == {
+        "mixed": {"sources": {"nq": source | {"reward_options": kept}}}
+    }
