@@ -17,8 +17,8 @@ MAX_DEPTH = 64
 """Deepest nesting of a tool's schema and of a call's arguments. Chat templates walk through both
 by recursion; Python's limit of 1000 frames would end a request there with an error of ours."""
 
-MOST_KNOWN, MOST_KNOWN_BYTES = 2048, 16 << 10
-"""Objects of a kind that are remembered, and the size of each."""
+MOST_KNOWN, MOST_KNOWN_BYTES = 4096, 4 << 10
+"""Objects of a kind that are remembered, and the largest size of each: at most 16 MiB."""
 
 _MISTAKE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 """A message of msgspec, with its place."""
