@@ -118,7 +118,7 @@ def _fit_between(
     room: int,
     max_length: int | None,
 ) -> RenderedResults | None:
-    space = left = room - len(glue.around([()] * len(results), last_id))
+    space = left = room - glue.length(last_id)
     most = max_length
     while left >= 0:
         inner = _fit(results, codec, left, most)
@@ -128,9 +128,10 @@ def _fit_between(
             own if writing == "plain" else codec.encode_plain(written(codec.decode(own), writing))
             for own, writing in zip(inner, glue.writings, strict=True)
         ]
-        used, longest = sum(map(len, inner)), max(map(len, inner), default=0)
-        if max_length is not None and most is not None and longest > max_length and most > 1:
-            most = max(1, most - (longest - max_length))  # written as JSON, it is longer
+        used = sum(map(len, inner))
+        over = 0 if max_length is None else max(map(len, inner), default=0) - max_length
+        if over > 0 and most is not None and most > 1:
+            most = max(1, most - over)  # written as JSON, it is longer
         elif used > space:
             left -= used - space
         else:

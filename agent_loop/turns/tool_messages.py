@@ -68,6 +68,10 @@ class Glue:
     writings: tuple[Writing, ...]  # (n,)
     """How the template writes each message."""
 
+    def length(self, last_id: int) -> int:
+        """Tokens of the glue after this last token of the assistant's message."""
+        return sum(map(len, self.pieces)) + (self.end_id not in (None, last_id))
+
     def around(self, messages: Sequence[Sequence[int]], last_id: int) -> list[int]:
         """The glue with the tokens of the messages in their places.
 
