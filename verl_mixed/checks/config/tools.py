@@ -260,17 +260,14 @@ def _rendering(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
 def call_problem(tokenizer: Any, call_format: Any, schemas: list[dict[str, Any]]) -> str | None:
     """Why a model with this chat template cannot make native tool calls; None if it can."""
     from agent_loop.turns.call_formats import FORMATS
-    from agent_loop.turns.codec import codec_of
-    from agent_loop.turns.tags import stop_token_ids
     from agent_loop.turns.template_format import formats_of
-    from agent_loop.turns.tool_messages import CannotContinue, ToolMessages
+    from agent_loop.turns.tool_messages import CannotContinue
 
-    render = _rendering(tokenizer, schemas)
     if call_format is not None and call_format not in FORMATS:
         return f"{FORMAT_KEY}={call_format!r}: choose one of {', '.join(FORMATS)}"
     template = f"the chat template of {MODEL_KEY}"
     try:
-        found = formats_of(render)
+        found = formats_of(_rendering(tokenizer, schemas))
         if call_format is None or call_format not in found:
             clear = f"it is that of {' or '.join(found)}" if found else "it is none of them"
             return (
@@ -278,10 +275,7 @@ def call_problem(tokenizer: Any, call_format: Any, schemas: list[dict[str, Any]]
                 f"set it to one of {', '.join(FORMATS)} that the template has, or set "
                 f"{TEMPLATE_KEY}"
             )
-        codec = codec_of(tokenizer)
-        stops = stop_token_ids(FORMATS[call_format].stop_texts, codec.encode)
-        messages = ToolMessages(render, codec.encode, codec.end_ids | frozenset(stops))
-        messages.check(several=call_format not in ONE_CALL)
+        text_messages(tokenizer, schemas).check(several=call_format not in ONE_CALL)
     except CannotContinue as error:
         return f"{template} cannot continue after a tool call: {error}; set {TEMPLATE_KEY}"
     user: list[Any] = [{"role": "user", "content": "u"}]
