@@ -369,25 +369,6 @@ LATER = (
 """Fields that some older release did not write, and that each row with a token to train has."""
 
 
-_NEEDED = (
-    *("step", "key", "source", "row_id", "reward", "acc"),
-    *("stop_reason", "turns", "calls", "segments"),
-)
-
-_Line: Any = msgspec.defstruct(
-    "_Line",
-    [
-        (own.name, own.type)
-        for own in msgspec.structs.fields(TrajectoryRecord)
-        if own.name in _NEEDED
-    ],
-    bases=(TrajectoryRecord,),
-    kw_only=True,
-    omit_defaults=True,
-)
-"""A record as every release wrote it: with the fields `_NEEDED`, and with their own values."""
-
-
 def line_of(record: TrajectoryRecord) -> bytes:
     """A record as a line of a trajectory file, with its newline."""
     line = _EMPTY | msgspec.to_builtins(record, enc_hook=plain)
@@ -401,7 +382,10 @@ def read_line(line: bytes) -> TrajectoryRecord:
     Raises:
         ValueError: the line is no record; the message says why.
     """
-    return decoded(line, _Line)
+    record = decoded(line, TrajectoryRecord)
+    if record.step is None or not record.key:  # every release wrote them
+        raise ValueError("it has no step or no key")
+    return record
 
 
 def read_file(path: Path) -> tuple[list[TrajectoryRecord], list[str]]:
