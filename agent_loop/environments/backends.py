@@ -9,12 +9,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
 from agent_loop.calls.child_process import inherited_environment
-from agent_loop.environments.episode import InvalidAction, InvalidAnswer
+from agent_loop.environments.episode import InvalidAction
 from agent_loop.environments.instances import class_of, made
 from agent_loop.environments.processes import (
     MAX_ANSWER_BYTES,
@@ -32,7 +32,7 @@ from tool_server.wire.protocol import Again, Fault, ToolRejected, ToolUnavailabl
 from tool_server.wire.responses import dumps
 
 
-class Backend(Protocol):
+class Backend:
     """Answers the calls of the sessions of one environment.
 
     The answers are not checked yet. Faults are raised as in `agent_loop.calls.routes.Post`.
@@ -43,27 +43,26 @@ class Backend(Protocol):
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a session: what the other methods take, as `session`, `messages` and `tools`."""
-        ...
+        raise NotImplementedError
 
-    async def step(self, session: Any, action: Any) -> Any: ...
+    async def step(self, session: Any, action: Any) -> Any:
+        raise NotImplementedError
 
     async def end(self, session: Any) -> None:
         """End a session, also one that has failed."""
-        ...
+        raise NotImplementedError
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End what `ready` started."""
 
 
-class LoopBackend:
+class LoopBackend(Backend):
     """Instances in this process."""
 
     def __init__(self, entry: EnvironmentEntry) -> None:
         self._name, self._options = entry.name, entry.options
         self._is_ours = entry.use in ADAPTERS
         self._kind = class_of(entry.class_name or "")
-
-    async def ready(self) -> None:
-        pass
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -87,9 +86,6 @@ class LoopBackend:
         if (close := getattr(session, "close", None)) is not None:
             await self._called(close)
 
-    async def close(self) -> None:
-        pass
-
     async def _called(self, method: Any, **arguments: Any) -> Any:
         try:
             if self._is_ours and inspect.iscoroutinefunction(method):
@@ -97,7 +93,7 @@ class LoopBackend:
             return await run_in_loop(method, self._name, arguments)
         except InvalidAction as error:
             raise ToolRejected(str(error), tool=self._name) from error
-        except (InvalidAnswer, Fault):
+        except Fault:
             raise
         except (Exception, SystemExit) as error:
             raise self._fault(method.__name__, error) from error
@@ -109,7 +105,7 @@ class LoopBackend:
         )
 
 
-class HttpBackend:
+class HttpBackend(Backend):
     """A server with the protocol of `agent_loop.environments.serve`.
 
     Args:
@@ -132,9 +128,6 @@ class HttpBackend:
             shows=MAX_SHOWN,
         )
 
-    async def ready(self) -> None:
-        pass
-
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return await self._asked("reset", {"row": row, "options": self._options})
 
@@ -143,9 +136,6 @@ class HttpBackend:
 
     async def end(self, session: Any) -> None:
         await self._asked("close", {"session": session})
-
-    async def close(self) -> None:
-        pass
 
     async def _asked(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         url, data = f"{self._url}/{path}", dumps(payload)
@@ -159,7 +149,7 @@ class HttpBackend:
         return body
 
 
-class ProcessBackend:
+class ProcessBackend(Backend):
     """Instances in processes of their own.
 
     Raises:

@@ -8,7 +8,8 @@ An environment is a class; each trajectory has an instance:
         def step(self, action) -> (observation, reward, done): ...
         def close(self): ...                       # may be left out
 
-Each method may be async. `step` gets the text of the model's message; if the environment has
+Each method may be async. `row` has `data_source`, `row_id`, `prompt` (messages), `extras` and
+`ground_truth`. `step` gets the text of the model's message; if the environment has
 `tools` (JSON schemas, set in `reset` or in the class), a tool call comes as
 `{"name": ..., "arguments": {...}}`. It may also return a dict with `observation`, `reward`, `done`
 and `info`, whose numbers become parts of the reward. `InvalidAction` is the model's mistake: the
@@ -20,16 +21,13 @@ imports nothing but `rewards.number`, which needs no more than it does.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from agent_loop.rewards.number import WANTED, reward_number, shown
 
 MAX_OBSERVATION_BYTES = 1 << 20
 """Bytes of one observation, and of the messages of a reset; an environment that says more is at
 fault, because it would fill the memory of the worker."""
-
-MAX_INFO = 64
-"""Most numbers in `info`; each becomes a metric."""
 
 
 class InvalidAction(ValueError):
@@ -38,26 +36,6 @@ class InvalidAction(ValueError):
 
 class InvalidAnswer(ValueError):
     """What an environment returned is not what the protocol says."""
-
-
-class Environment(Protocol):
-    """What an environment's class has. `reset` and `step` may be async."""
-
-    def reset(self, row: Mapping[str, Any]) -> Any:
-        """Begin an episode: a text, or messages `{role, content}`, that the model reads.
-
-        Args:
-            row: `data_source`, `row_id`, `prompt` (messages), `extras`, `ground_truth`.
-        """
-        ...
-
-    def step(self, action: Any) -> Any:
-        """Take the model's action: `(observation, reward, done)`, or a dict with these keys.
-
-        Raises:
-            InvalidAction: the model's mistake, which it reads.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +122,6 @@ def step_of(value: Any) -> Step:
         raise InvalidAnswer(f"step returned done={shown(done)}: want true or false")
     info = value.get("info")
     named = info if isinstance(info, Mapping) else {}
-    if len(named) > MAX_INFO:
-        raise InvalidAnswer(f"step returned {len(named)} entries of info: the most is {MAX_INFO}")
     numbers = {whole_text(str(name))[:64]: reward_number(own) for name, own in named.items()}
     _bounded("step", value["observation"])
     return Step(

@@ -42,52 +42,43 @@ _accepted: set[tuple[str, str]] = set()
 """Addresses and templates of which the server took an action in this process."""
 
 
+@cache
 def client_class() -> Any:
-    """OpenEnv's `GenericEnvClient`, without the packages of its server.
+    """OpenEnv's `GenericEnvClient`, without the packages of its server. It never connects again by
+    itself: that would be another session, and its steps those of an environment that was never
+    reset.
 
     `openenv/core/__init__.py` imports the server, with fastmcp and gradio; fastmcp needs another
     version of the package mcp than this project. So the modules of the client are imported beside
     an `openenv.core` that has not run.
-    """
-    name = "openenv.core"
-    if name in sys.modules:
-        return importlib.import_module(f"{name}.generic_client").GenericEnvClient
-    if (spec := importlib.util.find_spec(name)) is None:
-        raise ImportError("the package openenv has no openenv.core")
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        return importlib.import_module(f"{name}.generic_client").GenericEnvClient
-    finally:
-        del sys.modules[name]
-
-
-@cache
-def _check_package() -> Any:
-    """The client's class.
 
     Raises:
         ImportError: OpenEnv's client is not installed.
     """
+    name = "openenv.core"
+    is_new = name not in sys.modules
     try:
-        return client_class()
+        if is_new and (spec := importlib.util.find_spec(name)):
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+        generic = importlib.import_module(f"{name}.generic_client")
     except ImportError as error:
         raise ImportError(
             f"use: openenv needs OpenEnv's client ({error}); install it with `pip install "
             "'websockets>=15.0.1' && pip install --no-deps openenv==0.10.0`"
         ) from error
+    finally:
+        if is_new:
+            sys.modules.pop(name, None)
 
-
-@cache
-def _one_connection() -> Any:
-    """A class of clients that never connect again by themselves: that would be another session, and
-    its steps those of an environment that was never reset."""
-
-    class OneConnection(_check_package()):
+    class OneConnection(generic.GenericEnvClient):
         async def _ensure_connected(self) -> None:
             if self._ws is None:
                 raise ConnectionError("the connection to the server is closed")
 
     return OneConnection
+
+
+_check_package = client_class
 
 
 class OpenEnv:
@@ -126,7 +117,7 @@ class OpenEnv:
             )
         self._template = (url, json.dumps(action, sort_keys=True))
         self._action, self._observation, self._reset = action, observation, dict(reset or {})
-        self._client: Any = _one_connection()(
+        self._client: Any = client_class()(
             base_url=url,
             connect_timeout_s=FOREVER_S,
             message_timeout_s=FOREVER_S,

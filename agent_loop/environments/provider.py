@@ -107,13 +107,10 @@ class EnvironmentProvider:
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
         given = call.payload
-        try:
-            if given["op"] == "reset":
-                body = await self.backend.reset(given["row"])
-            else:
-                body = {"step": await self.backend.step(given["session"], given["action"])}
-        except InvalidAnswer as error:
-            raise self.broken(error) from error
+        if given["op"] == "reset":
+            body = await self.backend.reset(given["row"])
+        else:
+            body = {"step": await self.backend.step(given["session"], given["action"])}
         return ToolResult(body=body, tool=call.tool, cacheable=False)
 
     def broken(self, error: InvalidAnswer) -> ToolUnavailable:
@@ -141,7 +138,7 @@ class Episode:
         """Of the last step that had one."""
 
     async def step(self, action: Any) -> tuple[Step, ToolResult]:
-        """Take one action; see `Environment.step`. Raises as `EnvironmentProvider.call`."""
+        """Take one action: a text, or a tool call. Raises as `EnvironmentProvider.call`."""
         asked = {"op": "step", "session": self._session, "action": action}
         result = await self._provider.call(self._client, asked)
         try:

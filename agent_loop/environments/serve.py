@@ -169,10 +169,10 @@ class EnvironmentServer:
             raise web.HTTPUnsupportedMediaType(text=json.dumps({"error": why}))
         try:
             given = await request.json()
+            if not isinstance(given, dict):
+                raise ValueError("want an object")
         except ValueError as error:
             raise web.HTTPBadRequest(text=json.dumps({"error": f"no JSON: {error}"})) from error
-        if not isinstance(given, dict):
-            raise web.HTTPBadRequest(text=json.dumps({"error": "want a JSON object"}))
         return given
 
     def _admit(self, request: web.Request) -> None:

@@ -18,7 +18,6 @@ FAULTS: dict[str, str] = {
     "floods": "the most is 1 MiB",
     "is huge": "reward=1e+39: want a finite number",
     "no reward": "reward=None: want a finite number",
-    "tells too much": "100 entries of info: the most is 64",
 }
 """Mode of `Guess` -> what its fault says."""
 
@@ -75,7 +74,6 @@ _ACTS = {
     "is huge": lambda: ("x", 1e39, False),
     "no reward": lambda: ("x", None, False),
     "sums up": lambda: ("x", 6e8, False),
-    "tells too much": lambda: ("x", 0.0, False, False, dict.fromkeys(map(str, range(100)), 1.0)),
     "half a character": lambda: ("caf\ud83d", 1.0, True),
     "names the score": lambda: {
         "observation": "x",

@@ -7,7 +7,6 @@ how the model's chat template writes what it says.
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
 from agent_loop.environments.episode import Start
@@ -88,8 +87,32 @@ def start_of_source(config: Mapping[str, Any], name: str) -> Start | str | None:
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if source is None or source.environment is None or tools is None:
         return None  # the check of sections reports wrong settings of tools
-    row = _first_row(config, name)
-    return None if row is None else _begun(_Trial(source.environment, row, tools))
+    if (row := _first_row(config, name)) is None:
+        return None
+    # without the run's rate and slots
+    entry = source.environment.model_copy(update={"rate": None, "slots": None})
+    key = entry.model_dump_json() + json.dumps(row.columns(), default=str)
+    if key not in _begun:
+        try:
+            _begun[key] = asyncio.run(_try_episode(entry, row, tools))
+        except (ValueError, Fault) as error:
+            _begun[key] = str(error)
+    return _begun[key]
+
+
+_begun: dict[str, Start | str] = {}
+"""What `start_of_source` found in this process: several checks ask for it."""
+
+
+async def _try_episode(entry: EnvironmentEntry, row: Row, tools: ToolConfig) -> Start:
+    from agent_loop.environments.provider import EnvironmentProvider
+    from agent_loop.toolbox.listing import client_of
+
+    async with client_of(tools) as client:
+        provider = client.resource("environment", lambda: EnvironmentProvider(entry, client))
+        episode = await provider.begin(client.for_source(row.source), row)
+        await episode.end()
+        return episode.start
 
 
 def _first_row(config: Mapping[str, Any], name: str) -> Row | None:
@@ -99,27 +122,3 @@ def _first_row(config: Mapping[str, Any], name: str) -> Row | None:
                 if row["data_source"] == name:
                     return Row.from_columns({**row, "raw_prompt": row["prompt"]})
     return None
-
-
-class _Trial:
-    """What an episode depends on; each is begun once in a process."""
-
-    def __init__(self, entry: EnvironmentEntry, row: Row, tools: ToolConfig) -> None:
-        self.entry, self.row, self.tools = entry, row, tools
-        self._key = entry.model_dump_json() + json.dumps(row.columns(), default=str)
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Trial) and self._key == other._key
-
-
-@lru_cache(64)
-def _begun(trial: _Trial) -> Start | str:
-    from agent_loop.environments.trial import try_environment
-
-    try:
-        return asyncio.run(try_environment(trial.entry, trial.row, trial.tools))
-    except (ValueError, Fault) as error:
-        return str(error)
