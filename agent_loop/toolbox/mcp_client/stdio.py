@@ -65,6 +65,8 @@ class ServerProcess(ObjectStream[SessionMessage]):
         self._process: subprocess.Popen[bytes] | None = None
         self._stdout = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
         self._pipes: list[asyncio.BaseTransport] = []
+        """Stdin, stdout and stderr."""
+
         self._unsent: list[bytes] = []
         self._stderr, self._printed = bytearray(), b""
         self._has_ended = False
@@ -90,11 +92,12 @@ class ServerProcess(ObjectStream[SessionMessage]):
         )
         self._process = process
         stdin, protocol = await loop.connect_write_pipe(FlowControlMixin, process.stdin)
+        self._pipes.append(stdin)
         self._stdin = asyncio.StreamWriter(stdin, protocol, None, loop)
         lines = asyncio.StreamReaderProtocol(self._stdout)
-        stdout, _ = await loop.connect_read_pipe(lambda: lines, process.stdout)
-        stderr, _ = await loop.connect_read_pipe(lambda: _Tail(self._stderr), process.stderr)
-        self._pipes += [stdin, stdout, stderr]
+        self._pipes += (await loop.connect_read_pipe(lambda: lines, process.stdout))[:1]
+        words = _Tail(self._stderr)
+        self._pipes += (await loop.connect_read_pipe(lambda: words, process.stderr))[:1]
 
     async def stop(self) -> None:
         """End the process and its children, within a few seconds; at once if this is cancelled."""
@@ -102,7 +105,8 @@ class ServerProcess(ObjectStream[SessionMessage]):
         if (process := self._process) is None:
             return
         try:
-            self._stdin.close()
+            for stdin in self._pipes[:1]:
+                stdin.close()
             if not await _ends(process, EXIT_S):
                 if process.returncode is None:  # else the id may be that of another group
                     os.killpg(process.pid, signal.SIGTERM)  # the guard does not heed it

@@ -44,9 +44,8 @@ class ServerTarget:
     @property
     def digest(self) -> str:
         """Changes with everything that the answers may depend on here."""
-        parts = [*self.command, self.cwd or "", self.url, self.token]
-        parts += [f"{name}={value}" for name, value in sorted(self.env.items())]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        parts = self.command, self.cwd, self.url, self.token, sorted(self.env.items())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def hidden(self, text: str) -> str:
         """What the server says, without its token and variables, which it may repeat."""
