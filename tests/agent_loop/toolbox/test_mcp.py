@@ -425,18 +425,6 @@ async def started(*command: str) -> ServerProcess:
     return server
 
 
-async def test_a_server_that_ignores_everything_is_killed_with_its_children(monkeypatch):
-    monkeypatch.setattr(stdio, "EXIT_S", 0.1)
-    monkeypatch.setattr(stdio, "TERM_S", 0.1)
-    script = "trap '' TERM; sleep 60 & echo $! >&2; while :; do sleep 60; done"
-    server = await started("bash", "-c", script)
-    await until(lambda: "ends with" in server.state())
-    child = int(server.state().split()[-1])
-    await server.stop()
-    await until(lambda: not runs(child))
-    assert not _children()
-
-
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_the_event_loop_goes_on_until_the_kernel_has_killed_a_server(
     is_cancelled, monkeypatch

@@ -478,12 +478,6 @@ async def test_the_tools_of_a_trajectory_are_waited_for_until_its_deadline():
         await loop.begin(ROW)
 
 
-@pytest.mark.parametrize("rate", ["0/s", f"{'9' * 400}/s", "0.0001/h", "2", "2/day"])
-def test_a_rate_that_no_limiter_can_keep_to_is_refused(rate: str):
-    with pytest.raises(ValueError, match="write a number above 0 and a unit"):
-        entry("look_up", rate=rate)
-
-
 BROKEN = '''
 def _share(number):
     return 1 / number
