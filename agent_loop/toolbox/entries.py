@@ -77,7 +77,7 @@ def provider_of(
     if entry.verl is not None:
         from agent_loop.training.verl_adapters.verl_tools import key_of, tools_of, tools_of_file
 
-        found = chosen(entry.only, {tool.name: tool for tool in tools_of_file(entry.verl)})
+        found = chosen(entry.only, tools_of_file(entry.verl))
         return ToolProvider(tools_of(found, entry.verl, route_of(entry.verl, key_of(entry.verl))))
     if entry.tool in OWN_TOOLS:
         limits = (entry.rate, entry.slots, entry.timeout, entry.retry, entry.cache)

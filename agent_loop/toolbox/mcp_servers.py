@@ -79,7 +79,7 @@ class McpProvider(ToolProvider):
                 if not is_shared:
                     await connection.close()
             # A tool that is not offered may have a name or a schema that would be refused.
-            wanted = chosen(self.entry.only, {tool.name: tool for tool in connection.tools})
+            wanted = chosen(self.entry.only, connection.tools)
             # The check of megabytes of schemas would stop the event loop.
             self._listed = [
                 await asyncio.to_thread(self._tool_of, each, connection) for each in wanted

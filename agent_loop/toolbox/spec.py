@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_loop.deadline import CLOSE_S
 from agent_loop.json_schemas import CheckTooLong, broken_rule, check_schema, validator_of
@@ -24,8 +24,6 @@ from tool_server.wire.protocol import ToolUnavailable
 if TYPE_CHECKING:
     from agent_loop.calls.client import ToolClient
     from agent_loop.turns.turn_loop import Observation
-
-T = TypeVar("T")
 
 MAX_DEPTH = 64
 """Lists and objects of an argument inside each other. A tool may fail at more, as many JSON
@@ -258,12 +256,15 @@ async def freed(work: Coroutine[Any, Any, None]) -> None:
             await asyncio.shield(work)
 
 
-def chosen(only: Sequence[str] | None, there: Mapping[str, T]) -> list[T]:
-    """What an entry offers of what is there, by name; None: all.
+def chosen(only: Sequence[str] | None, tools: Sequence[Any]) -> list[Any]:
+    """Of tools of an SDK, those that an entry offers; None: all.
 
     Raises:
         ValueError: `only` names what is not there.
     """
-    if unknown := sorted(set(only or ()) - there.keys()):
+    if only is None:
+        return list(tools)  # two of one name are refused later
+    there = {tool.name: tool for tool in tools}
+    if unknown := sorted(set(only) - there.keys()):
         raise ValueError(f"only={unknown}: no such tools; there are {', '.join(sorted(there))}")
-    return [there[name] for name in (there if only is None else only)]
+    return [there[name] for name in only]

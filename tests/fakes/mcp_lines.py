@@ -1,6 +1,7 @@
 """An MCP server of a few lines of plain Python, which starts at once and breaks rules when asked.
 
-python tests/fakes/mcp_lines.py [--fails-once FILE | --silent | --exits | --deaf | --endless-list]
+python tests/fakes/mcp_lines.py [--fails-once FILE | --silent | --exits | --deaf | --endless-list
+    | --twice]
 """
 
 import json
@@ -128,6 +129,8 @@ def listing(cursor: str | None) -> dict[str, Any]:
     names = list(TOOLS)
     if "--endless-list" in sys.argv:
         names = [f"tool_{number}" for number in range(first + 11)]
+    if "--twice" in sys.argv:
+        names = ["echo", "echo"]
     page = names[first : first + 10]
     tools = [
         {"name": name, "inputSchema": SCHEMA, "annotations": TOOLS.get(name, {})} for name in page

@@ -26,6 +26,7 @@ from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import ToolEntry, as_entry
 from rate_limit.stats import snapshot_of
+from tests.agent_loop.toolbox.mcp_rig import LINES
 from tests.fakes.tool_server import running
 from tests.listening import listening
 from tool_server.app import app_runner, create_app
@@ -389,9 +390,16 @@ async def test_a_tool_has_a_rate_of_its_own_under_the_one_limit(tmp_path: Path):
     assert state.with_suffix(".slots").exists()
 
 
-async def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="two tools are called 'look_up'"):
-        async with box(entry("look_up"), entry("look_up", timeout=1.0)):
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("look_up"), entry("look_up", timeout=1.0)],
+        [entry({"mcp": f"{LINES} --twice"})],
+    ],
+)
+async def test_two_tools_of_one_name_are_refused(entries: list[ToolEntry]):
+    with pytest.raises(ValueError, match="two tools are called"):
+        async with box(*entries):
             pass
 
 
