@@ -77,10 +77,13 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
 
 async def _bounded(response: httpx2.Response, had_session: bool) -> httpx2.Response:
     status, kind = response.status_code, response.headers.get(_KIND, "").lower()
+    encoding = response.headers.get("content-encoding", "identity")
     is_json, raw = kind.startswith(_JSON), bytearray()
-    if status < 400 and not is_json:
+    if status < 400 and not is_json and encoding == "identity":
         return response  # events, which the SDK bounds
     try:
+        if encoding != "identity":  # a small one may be large when it is decompressed
+            return _fault(TOO_LARGE, f"the answer is compressed ({encoding}): switch it off")
         async for chunk in response.stream:  # type: ignore[union-attr]
             raw += chunk
             if len(raw) > MAX_MESSAGE_BYTES:

@@ -88,8 +88,8 @@ def failure_of(error: "MCPError", tool: str, target: ServerTarget, ending: str) 
     if code == TOO_LARGE or "event exceeded" in message:  # the SDK has no code for it
         return ToolUnavailable(
             f"the result of tool={tool!r} of {name} has more than {MAX_MESSAGE_BYTES >> 20} MiB, "
-            "which is the most that is read; limit the output at the server, or leave the tool out "
-            "with `only`",
+            f"which is the most that is read ({message}); limit the output at the server, or leave "
+            "the tool out with `only`",
             tool=tool,
         )
     if code == SESSION_LOST:

@@ -219,6 +219,12 @@ async def endless_json(request: web.Request, _: Any) -> web.StreamResponse:
         await response.write(b"x" * 100_000)
 
 
+async def compressed(request: web.Request, request_id: Any) -> web.StreamResponse:
+    response = web.json_response({"jsonrpc": "2.0", "id": request_id, "result": {}})
+    response.enable_compression(web.ContentCoding.gzip)
+    return response
+
+
 async def half(request: web.Request, _: Any) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "application/json"})
     response.content_length = 100
@@ -282,6 +288,7 @@ async def test_notifications_are_dropped_and_requests_refused(tmp_path):
     ("answer", "message"),
     [
         (endless_json, "more than 4 MiB"),
+        (compressed, r"the answer is compressed \(gzip\)"),
         (half, "attempts.*(RemoteProtocolError|ReadError)"),
         (elsewhere, "4 attempts.*Redirect to http://127.0.0.1:1/secret not followed"),
     ],
