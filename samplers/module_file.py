@@ -34,7 +34,8 @@ def module_of(path: Path, prefix: str) -> ModuleType:
             del sys.modules[name]
             if not isinstance(error, Exception | SystemExit):
                 raise
-            line = line_in(trace_of(error), str(path))
+            # a SyntaxError names its line itself
+            line = "" if isinstance(error, SyntaxError) else line_in(trace_of(error), str(path))
             raise ImportError(f"{type(error).__name__}: {error}{line}") from error
     return sys.modules[name]
 
