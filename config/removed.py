@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from config.lookup import at
+
 _CONTROL = "the controller has one value of it; leave it out"
 _BOUND = "all sources have the bounds of the controller; set mixed.control.floor for all"
 _CACHE = "a cache holds 256 MB, and a result for a day; leave it out"
@@ -59,21 +61,72 @@ name that the user chose; `agent_loops.*.` begins the settings of an agent loop'
 `reward_options.` those of a reward of ours."""
 
 
+REMAINS: dict[str, Any] = {
+    "algorithm.state_masked_grpo.norm_by_std": "${algorithm.norm_adv_by_std_in_grpo}",
+    "mixed.control.ceiling": 0.9,
+    "mixed.control.max_change": 0.1,
+    "mixed.control.smoothing": 0.5,
+    "mixed.control.temperature": 0.5,
+    "mixed.control.speed": 4.0,
+    "mixed.control.emphasis": 0.2,
+    "mixed.sources.*.floor": None,
+    "mixed.sources.*.ceiling": None,
+    "data.sources.*.floor": None,
+    "data.sources.*.ceiling": None,
+    f"{_TOOLS}.deterministic_code": True,
+    "data.tool_config.deterministic_code": True,
+    "reward_options.aggregate": "mean",
+    "reward_options.score.pattern": None,
+}
+"""What every run has now in place of a key, or the key that it follows. A run that was begun with
+another value would learn otherwise."""
+
+
 def why_removed(key: str) -> str | None:
     """The reason why a key is gone; None if no release had it."""
-    depth = key.count(".")  # below a name, `*` is no text with dots
-    found = (gone for gone in REMOVED if gone.count(".") == depth and fnmatchcase(key, gone))
-    why = REMOVED.get(next(found, ""))
+    why = REMOVED.get(_entry_of(key, REMOVED) or "")
     return why and f"this release has no such key: {why}"
 
 
-def without_removed(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a run that an earlier release began, without the keys that are gone since."""
-    kept: dict[str, Any] = {}
+    return _split(config, "")[0]
+
+
+def other_rules(config: Mapping[str, Any]) -> list[str]:
+    """What keeps this release from going on as the run of an earlier one began, a sentence each."""
+    return [
+        f"{place}={value!r}: {why_removed(key)}"
+        for place, key, value in _split(config, "")[1]
+        if (entry := _entry_of(key, REMAINS)) and value != _remaining(REMAINS[entry], config)
+    ]
+
+
+def _entry_of(key: str, table: Mapping[str, Any]) -> str | None:
+    depth = key.count(".")  # below a name, `*` is no text with dots
+    entries = (entry for entry in table if entry.count(".") == depth and fnmatchcase(key, entry))
+    return next(entries, None)
+
+
+def _remaining(value: Any, config: Mapping[str, Any]) -> Any:
+    is_followed = isinstance(value, str) and value.startswith("${")
+    return at(config, value[2:-1], True) if is_followed else value
+
+
+def _split(
+    config: Mapping[str, Any], place: str, path: str = ""
+) -> tuple[dict[str, Any], list[tuple[str, str, Any]]]:
+    """What stays, and what is gone: place in the config, key in the table, and value of each."""
+    kept, gone = dict[str, Any](), list[tuple[str, str, Any]]()
     for name, value in config.items():
-        key = f"{path}.{name}" if path else str(name)
+        key, below = (f"{start}.{name}".lstrip(".") for start in (path, place))
         if name == "reward_options" and config.get("reward") == "judge":
             key = name  # of a reward of ours
-        if why_removed(key) is None:
-            kept[name] = without_removed(value, key) if isinstance(value, Mapping) else value
-    return kept
+        if why_removed(key) is not None:
+            gone.append((below, key, value))
+        elif isinstance(value, Mapping):
+            kept[name], further = _split(value, below, key)
+            gone += further
+        else:
+            kept[name] = value
+    return kept, gone

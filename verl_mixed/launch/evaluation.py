@@ -20,6 +20,7 @@ from agent_loop.records.evaluation_records import RECORDS, read_records, write_r
 from agent_loop.records.run_folder import write_text
 from config import child
 from config.lookup import at
+from config.removed import other_rules, without_removed
 from config.schema import ConfigError
 from verl_mixed.launch import processes
 from verl_mixed.launch.failure import RunFailed, reason_of_end
@@ -28,7 +29,7 @@ from verl_mixed.launch.plan import Plan
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.launch.tool_server import ToolServer
 from verl_mixed.launch.trainer import driver_environ
-from verl_mixed.run.compose import load_config, save_config
+from verl_mixed.run.compose import save_config, saved_config
 from verl_mixed.run.evaluations import SUMMARY, Evaluation, selected_records
 from verl_mixed.run.state import RunFolder, changes_of_resume
 from verl_mixed.views.evaluation import summary_of, write_csv
@@ -137,7 +138,9 @@ def _refuse_other_settings(target: Target) -> None:
     folder, kept = target.plan.folder, target.plan.folder.path / WEIGHTS
     changes: list[str] = []
     if folder.config.exists():
-        before = load_config(folder.config)
+        saved = saved_config(folder.config)
+        before = without_removed(saved)
+        changes += other_rules(saved)
         changes += changes_of_resume(before, target.plan.config, mixture_may_change=False)
     if kept.exists() or (folder.path / RECORDS).exists():
         known = json.loads(kept.read_text()) if kept.exists() else {}

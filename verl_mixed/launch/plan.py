@@ -20,6 +20,7 @@ from config import environments
 from config.agents import BLOCKS
 from config.gateway import GATEWAY_LOOP, with_absolute_paths
 from config.lookup import at, files_at
+from config.removed import other_rules, without_removed
 from config.schema import TOOL_CONFIG, ConfigError
 from config.tool_entries import with_absolute_path
 from samplers.rows.sources import makes_records
@@ -43,6 +44,7 @@ from verl_mixed.run.compose import (
     load_config,
     resolve,
     resolving,
+    saved_config,
     unset_keys,
     without_profile,
 )
@@ -197,7 +199,8 @@ class Plan:
         folder = self.folder
         if not folder.config.exists() or not folder.has_trained():
             return []
-        before = load_config(folder.config)
+        saved = saved_config(folder.config)
+        before = without_removed(saved)
 
         def has_no_effect(key: str) -> bool:
             # a release that did not refuse the key may have started the run with it
@@ -219,6 +222,10 @@ class Plan:
 
         raw = " (the raw file, its kind and kind_options as they were)"
         return [
+            f"{rule} in {folder.path}; the run learned by it: resume with the release that began "
+            "it, or choose another EXPERIMENT_NAME"
+            for rule in other_rules(saved)
+        ] + [
             f"{change} in {folder.path}: the run was started with the old value; set it back"
             f"{raw * (f'/{PREPARED}/' in change)} to resume, or choose another EXPERIMENT_NAME (a "
             "changed mixture: mixed.on_change=continue)"

@@ -410,7 +410,12 @@ def resolving() -> Iterator[None]:
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """The resolved config of a run's folder, without the keys that this release has not any more.
+    """`saved_config` without the keys that this release has not any more."""
+    return without_removed(saved_config(path))
+
+
+def saved_config(path: Path) -> dict[str, Any]:
+    """The resolved config of a run's folder, as the release wrote it that began the run.
 
     Raises:
         ConfigError: there is none.
@@ -434,7 +439,7 @@ def load_config(path: Path) -> dict[str, Any]:
             f"cannot read {path}: {why}; put a whole copy there, or move the run's folder away and "
             "start the run again (command.txt in it has the command)"
         )
-    return without_removed(cast(dict[str, Any], config))
+    return cast(dict[str, Any], config)
 
 
 def save_config(config: Mapping[str, Any], path: Path) -> None:

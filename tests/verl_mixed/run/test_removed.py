@@ -1,11 +1,13 @@
 """Settings that are gone are refused with the reason; runs that were begun with them go on."""
 
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from config.lookup import flatten
-from config.removed import REMOVED, why_removed, without_removed
+from config.removed import REMAINS, REMOVED, other_rules, why_removed, without_removed
 from config.schema import ConfigError, MixedConfig, load_section
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import load_config, without_profile
@@ -68,3 +70,35 @@ def test_an_option_of_a_judge_is_none_of_a_function_of_the_user_s(reward: str, k
     assert without_removed({"mixed": {"sources": {"nq": source}}}) == {
         "mixed": {"sources": {"nq": source | {"reward_options": kept}}}
     }
+
+
+JUDGED = {"reward": "judge", "reward_options": {"aggregate": "mean", "price": {"input": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("mixed.control.speed", 2.0),
+        ("mixed.sources.nq.floor", 0.1),
+        ("algorithm.state_masked_grpo.norm_by_std", False),
+        ("mixed.sources.nq.reward_options.aggregate", "median"),
+        ("mixed.sources.nq.reward_options.score", {"pattern": "(.)"}),
+    ],
+)
+def test_a_run_that_learned_by_another_value_is_not_resumed(place: str, value: object):
+    saved: dict[str, Any] = {
+        "algorithm": {"norm_adv_by_std_in_grpo": True, "state_masked_grpo": {"norm_by_std": True}},
+        "mixed": {"control": {"speed": 4.0}, "sources": {"nq": JUDGED | {"floor": None}}},
+    }
+    assert other_rules(saved) == []
+    section = saved = deepcopy(saved)
+    *parents, name = place.split(".")
+    for each in parents:
+        section = section[each]
+    section[name] = value
+    (rule,) = other_rules(saved)
+    assert rule.startswith(place) and "this release has no such key" in rule
+
+
+def test_what_remains_of_a_key_that_is_gone_has_its_reason():
+    assert REMAINS.keys() <= REMOVED.keys()
