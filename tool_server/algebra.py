@@ -113,8 +113,20 @@ def parse(text: str) -> ast.expr:
         raise CalculationError(f"not an expression: {text.strip()[:100]!r}") from error
 
 
+_EVALUATED = (
+    *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.List, ast.Tuple, ast.Name, ast.Constant),
+    *(ast.operator, ast.unaryop, ast.cmpop, ast.expr_context),
+)
+
+
 class _WithSympy(ast.NodeTransformer):
-    """Replaces what Python would evaluate without sympy by calls of sympy."""
+    """Replaces what Python would evaluate without sympy by calls of sympy, and refuses what is no
+    expression of maths: a comprehension could give names of `NAMES` another meaning."""
+
+    def visit(self, node: ast.AST) -> Any:
+        if not isinstance(node, _EVALUATED):
+            fail("not understood: write one expression, or equations with commas between them")
+        return super().visit(node)
 
     def visit_List(self, node: ast.List) -> ast.expr:
         return _call("List", *map(self.visit, node.elts))
@@ -256,6 +268,8 @@ def text_of(value: Any) -> str:
         return ", ".join(map(text_of, value))
     if isinstance(value, Solutions):
         return value.text
+    if isinstance(value, str):  # sympify would evaluate it
+        fail("this has no value")
     value = sympy.sympify(value)
     if not isinstance(value, sympy.Expr):
         return plain(value)

@@ -52,9 +52,10 @@ _FILES = {
     f"{_FOLDER.name}/{name}": (_FOLDER / name).read_bytes()
     for name in ("__init__.py", "calculator.py", "algebra.py")
 }
-_CELL = """import json
+_CELL = """import json, resource
 from tool_server.algebra import answer
-print(json.dumps(answer({!r})))"""
+said = answer({!r})
+print(json.dumps([said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10]))"""
 
 
 class CalculateRequest(BaseModel):
@@ -140,8 +141,10 @@ class Calculate:
                     return {"error": f"time limit: {limit}"}
                 if result.status is not RunStatus.FINISHED:
                     raise SandboxUnavailable(f"the calculation died: {result.stderr[-200:]}")
-                self.idle.append((stack.pop_all(), interpreter))
-                return json.loads(result.stdout.splitlines()[-1])
+                answer, peak_mb = json.loads(result.stdout.splitlines()[-1])
+                if peak_mb < ALGEBRA.memory_mb // 2:  # sympy's caches keep what it used
+                    self.idle.append((stack.pop_all(), interpreter))
+                return answer
         except SandboxUnavailable as error:
             raise json_error(web.HTTPInternalServerError, str(error)) from error
 

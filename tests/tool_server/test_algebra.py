@@ -142,6 +142,9 @@ def test_what_is_asked_is_answered(expression, result):
         ("f'{x}'", "not understood"),
         ("x if y else z", "not an expression"),
         ("(x)(y=1)(z:=2)", "not understood"),
+        ("[[eval]for mu,Symbol,List,in[[List,List]]]", "not an expression"),
+        ("(yield)", "not understood"),
+        ("[*x]", "not understood"),
         ("x" * 2001, "longer than"),
         ("(" * 100_000, "longer than"),
         ("-" * 1900 + "x!", "cannot calculate"),
@@ -235,12 +238,15 @@ async def at_work(
 
 
 @pytest.mark.sandbox
-async def test_a_call_finds_the_interpreter_of_the_last_one(calculator):
+async def test_a_call_finds_the_interpreter_of_the_last_one(calculator, monkeypatch):
     ((_, interpreter),) = calculator.idle
     assert await calculator.answer("x +* 2") == {"error": "not an expression: 'x +* 2'"}
     assert "RecursionError" in (await calculator.answer("-" * 1900 + "x!"))["error"]
     assert await calculator.answer("x^2=4") == {"result": "x = -2 or x = 2"}
     assert [each for _, each in calculator.idle] == [interpreter]
+    monkeypatch.setattr(calculate_module, "ALGEBRA", replace(calculate_module.ALGEBRA, memory_mb=1))
+    assert await calculator.answer("x^2=9") == {"result": "x = -3 or x = 3"}
+    assert calculator.idle == [], "sympy's caches keep the memory that a calculation took"
 
 
 @pytest.mark.sandbox
