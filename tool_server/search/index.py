@@ -120,8 +120,12 @@ class PassageIndex:
             draft.mkdir(parents=True)
             try:
                 _fill(draft, reader, progress, limit)
-                shutil.rmtree(folder, ignore_errors=True)  # for a moment there is none
+                old = folder.with_name(f".{folder.name}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                if folder.exists():
+                    folder.rename(old)  # for a moment there is none
                 draft.rename(folder)
+                shutil.rmtree(old, ignore_errors=True)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             sync(folder.parent)
