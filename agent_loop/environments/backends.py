@@ -177,7 +177,11 @@ class ProcessBackend(Backend):
         try:
             session = await self._processes.open()
             asked = {"op": "reset", "row": row, "options": self._options}
-            start = self._answer(await session.ask(asked))
+            try:
+                start = self._answer(await session.ask(asked))
+            except BaseException:
+                session.end()
+                raise
         except ConnectionError as error:  # nothing of the episode is left: it may begin again
             fault = self._fault(str(error))
             fault.again, fault.executed = Again.UNTIL_DEADLINE, False

@@ -36,6 +36,8 @@ class Guess:
             return []
         if self.mode == "fails at once":
             raise OSError("no board")
+        if self.mode == "refuses":
+            raise InvalidAction("no such board")
         self.secret = row["extras"].get("seed", 3) % self.high + 1
         system = {"role": "system", "content": "You play."}
         return [system, {"role": "user", "content": f"a number from 1 to {self.high}"}]

@@ -121,6 +121,15 @@ async def test_no_process_of_an_episode_is_left(client: ToolClient):
     await _until(lambda: {each.pid for each in servers()} <= before)
 
 
+async def test_no_process_of_a_start_that_is_refused_is_left(client: ToolClient):
+    before = {each.pid for each in servers()}
+    provider = provider_for(client, "process", "", options={"mode": "refuses"})
+    for _ in range(3):
+        with pytest.raises((ToolRejected, ToolUnavailable), match="no such board"):
+            await provider.begin(client, ROW)
+    await _until(lambda: len({each.pid for each in servers()} - before) == 2)  # the program's
+
+
 async def test_a_server_that_was_killed_starts_again_and_its_episodes_are_lost(client: ToolClient):
     before = {each.pid for each in servers()}
     provider = provider_for(client, "process", "")
