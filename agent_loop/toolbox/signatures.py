@@ -61,8 +61,13 @@ class _WithoutTexts(ast.NodeTransformer):
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        is_literal = ast.unparse(node.value) in ("Literal", "typing.Literal")
-        return node if is_literal else self.generic_visit(node)  # type: ignore[return-value]
+        match ast.unparse(node.value).removeprefix("typing."), node.slice:
+            case "Literal", _:
+                return node
+            case "Annotated", ast.Tuple(elts=[kind, *notes]):  # whose notes are texts of their own
+                node.slice = ast.Tuple([self.visit(kind), *notes], ast.Load())
+                return node
+        return self.generic_visit(node)  # type: ignore[return-value]
 
 
 def _hint(annotation: ast.expr) -> ast.expr:
@@ -75,7 +80,8 @@ def _hint(annotation: ast.expr) -> ast.expr:
     for part in ast.walk(hint):
         name = part.id if isinstance(part, ast.Name) else "int"
         if isinstance(part, ast.Attribute):
-            name = part.attr if ast.unparse(part.value) == "typing" else ""
+            is_of_typing = ast.unparse(part.value) == "typing" and part.attr in _TYPING
+            name = part.attr if is_of_typing else ""
         if not isinstance(part, _KINDS) or name not in {*_BUILTINS, *_TYPING, "typing"}:
             raise ValueError(
                 f"the type hint {shown!r} is not made of built-in types and typing's, and the file "

@@ -82,7 +82,7 @@ async def _bounded(response: httpx2.Response, had_session: bool) -> httpx2.Respo
     if status < 400 and not is_json and encoding == "identity":
         return response  # events, which the SDK bounds
     try:
-        if encoding != "identity":  # a small one may be large when it is decompressed
+        if encoding != "identity" and status < 400:  # a small one may be large when it is decompressed
             return _fault(TOO_LARGE, f"the answer is compressed ({encoding}): switch it off")
         async for chunk in response.stream:  # type: ignore[union-attr]
             raw += chunk
@@ -97,7 +97,7 @@ async def _bounded(response: httpx2.Response, had_session: bool) -> httpx2.Respo
             name: response.headers[name] for name in (_KIND, _SESSION) if name in response.headers
         }
         return httpx2.Response(status, headers=kept, content=bytes(raw))
-    text = raw.decode(errors="replace").strip()
+    text = raw.decode(errors="replace").strip() if encoding == "identity" else ""
     data = {"status": status, "retry_after_s": retry_after_s(response.headers)}
     return _fault(HTTP_STATUS, f"HTTP {status} {text}".strip(), data)
 

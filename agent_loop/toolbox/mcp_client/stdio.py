@@ -141,8 +141,10 @@ class ServerProcess(ObjectStream[SessionMessage]):
     async def send(self, item: SessionMessage) -> None:
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
-            await self._stdin.drain()
+            if not isinstance(item.message, JSONRPCNotification):  # else a call ends after its time
+                await self._stdin.drain()
         except OSError as error:
+            self._closed.set()
             raise BrokenResourceError from error
         if self._closed.is_set():
             raise BrokenResourceError

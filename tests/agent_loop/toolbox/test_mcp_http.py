@@ -225,6 +225,12 @@ async def compressed(request: web.Request, request_id: Any) -> web.StreamRespons
     return response
 
 
+async def compressed_fault(request: web.Request, _: Any) -> web.StreamResponse:
+    response = web.json_response({"why": "too busy"}, status=503)
+    response.enable_compression(web.ContentCoding.gzip)
+    return response
+
+
 async def half(request: web.Request, _: Any) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "application/json"})
     response.content_length = 100
@@ -289,6 +295,7 @@ async def test_notifications_are_dropped_and_requests_refused(tmp_path):
     [
         (endless_json, "more than 4 MiB"),
         (compressed, r"the answer is compressed \(gzip\)"),
+        (compressed_fault, "HTTP 503"),
         (half, "attempts.*(RemoteProtocolError|ReadError)"),
         (elsewhere, "4 attempts.*Redirect to http://127.0.0.1:1/secret not followed"),
     ],

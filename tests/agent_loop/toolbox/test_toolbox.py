@@ -605,10 +605,10 @@ async def test_in_the_sandbox_a_file_is_a_module_and_may_print(tmp_path: Path):
 
 UNTRUSTED = """
 import os
-from typing import Literal
+from typing import Annotated, Literal
 os.environ["RAN_HERE"] = "yes"
 
-def half(number: int, unit: Literal["a", "b"] = "a", more: "list[str] | None" = None) -> float:
+def half(number: Annotated[int, "how many"], unit: Literal["a", "b"] = "a", more: "list[str] | None" = None) -> float:
     \"\"\"Half of it.
 
     Args:
@@ -642,11 +642,13 @@ async def test_a_file_for_the_sandbox_is_read_and_not_run_here(tmp_path: Path, m
         "list['().__class__']",
         '"Literal[1].x"',
         "\"list['a b']\"",
+        "typing.list[int]",
+        "Annotated['os.system()', 1]",
     ],
 )
 def test_a_type_hint_of_untrusted_code_that_could_run_is_refused(tmp_path: Path, hint: str):
     """typing evaluates hints that are texts."""
-    (tmp_path / "half.py").write_text(UNTRUSTED.replace("number: int", f"number: {hint}"))
+    (tmp_path / "half.py").write_text(UNTRUSTED.replace('Annotated[int, "how many"]', hint))
     with pytest.raises(ValueError, match="the file is not run to read it; write another hint"):
         definition_of(f"{tmp_path}/half.py", "half", is_run=False)
 
