@@ -45,8 +45,8 @@ async def run_code(
     if session_began and about.get("new") and not about.get("ended_by_program"):
         raise ToolUnavailable(
             "the tool server ended the interpreter of this trajectory between two cells, and its "
-            "state is lost: raise --max-sessions or --session-idle-s of `verl-mixed serve-tools`, "
-            "or give it more cores",
+            "state is lost: raise --max-sessions of `verl-mixed serve-tools`, or give it more "
+            "cores",
             tool="run_code",
         )
     return Observation(text=render_run(result.body), result=result)

@@ -82,7 +82,8 @@ async def _bounded(response: httpx2.Response, had_session: bool) -> httpx2.Respo
     if status < 400 and not is_json and encoding == "identity":
         return response  # events, which the SDK bounds
     try:
-        if encoding != "identity" and status < 400:  # a small one may be large when it is decompressed
+        # a small answer may be large when it is decompressed
+        if encoding != "identity" and status < 400:
             return _fault(TOO_LARGE, f"the answer is compressed ({encoding}): switch it off")
         async for chunk in response.stream:  # type: ignore[union-attr]
             raw += chunk

@@ -608,7 +608,11 @@ import os
 from typing import Annotated, Literal
 os.environ["RAN_HERE"] = "yes"
 
-def half(number: Annotated[int, "how many"], unit: Literal["a", "b"] = "a", more: "list[str] | None" = None) -> float:
+def half(
+    number: Annotated[int, "how many"],
+    unit: Literal["a", "b"] = "a",
+    more: "list[str] | None" = None,
+) -> float:
     \"\"\"Half of it.
 
     Args:
