@@ -96,6 +96,14 @@ async def test_a_body_that_is_none_is_refused_in_the_protocol_s_own_form(
     assert ("type" in answer) == (path == "/v1/messages")
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_half_of_a_surrogate_pair_ends_no_request(site: Site, path: str):
+    address = await site.open(session_of("hermes", ["so<|im_end|>"]))
+    body = json.dumps(PATHS[path]).replace('"u"', r'"cut \ud83d"').encode()
+    status, answer = await site.post(address.url + path, body)
+    assert status == 200, answer
+
+
 async def test_nothing_but_a_session_s_address_is_answered(site: Site):
     address = await site.open(session_of("hermes", []))
     assert address.url.startswith("http://127.0.0.1:") and len(address.key) == 64
