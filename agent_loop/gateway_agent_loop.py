@@ -36,7 +36,7 @@ from samplers.module_file import module_of
 logger = logging.getLogger(__name__)
 
 END_S = 10.0
-"""Longest wait for an agent that was cancelled. A program is killed after a second."""
+"""Longest wait for an agent that was cancelled. A program on the host is killed after a second."""
 
 
 class GatewayAgentLoop(NamedToolsLoop):
