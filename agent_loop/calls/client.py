@@ -147,7 +147,6 @@ class ToolClient:
         max_retries: attempts after the first one, where the tool answers that it failed.
         patience_s: seconds that a call waits for servers that are away.
         cache_size: results of pure tools kept in memory; 0 turns cache and store off.
-        cache_bytes: largest size of all these results.
         open_store: opens the store of results that processes share, when the client is opened.
         limits: gives a route the limits of its own. None: deadline, retries and cache only, because
             a rate and slots need the state of a run.
@@ -166,7 +165,6 @@ class ToolClient:
         max_retries: int = 3,
         patience_s: float = math.inf,
         cache_size: int = CACHE_ENTRIES,
-        cache_bytes: float = CACHE_BYTES,
         open_store: Callable[[], ResultStore | None] = lambda: None,
         limits: Callable[[Route, OwnLimits], Route] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -201,7 +199,7 @@ class ToolClient:
         self._open_store = open_store if cache_size else lambda: None
         self._results = None
         if cache_size:
-            self._results = Results(cache_size, cache_bytes, CACHE_S, clock)
+            self._results = Results(cache_size, CACHE_BYTES, CACHE_S, clock)
 
         def again(error: BaseException, left_s: float) -> bool:
             return isinstance(error, ToolTimeout) and left_s > servers.request_s

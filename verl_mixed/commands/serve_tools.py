@@ -96,14 +96,14 @@ def _argument_of(name: str, field: FieldInfo) -> dict[str, Any]:
         return text | {"nargs": "+", "metavar": "NAME"}
     if kind is int and Ge(1) in field.metadata:
         kind = at_least_one
-    metavar = {float: "SECONDS", Path: "PATH"}.get(kind, "MB" if name.endswith("_mb") else "N")
+    metavar = "PATH" if kind is Path else "N"
     return text | {"type": kind, "metavar": _METAVARS.get(name, metavar)}
 
 
 def _shown(default: Any) -> str:
     if isinstance(default, tuple):
         return " ".join(default) or "none"
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    return str(default)
 
 
 def run(arguments: argparse.Namespace) -> int:

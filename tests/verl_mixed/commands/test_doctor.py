@@ -533,7 +533,6 @@ def of_server(config: Config, url: str) -> Finding:
     ("answer", "status", "words"),
     [
         ((200, {"tools": {}, "sandbox": "bubblewrap", "passages": 7}), "ok", "bubblewrap, 7"),
-        ((200, {"tools": {}, "sandbox": "rlimits"}), "warning", "rlimits"),
         ((200, {"tools": {}, "sandbox": None, "sandbox_why": "no"}), "bad", "runs no programs: no"),
         ((200, {"status": "ok"}), "warning", "without its token"),
         ((503, {"status": "draining"}), "bad", "about to end"),

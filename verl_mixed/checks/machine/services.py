@@ -160,7 +160,7 @@ def _server(url: str, needed: bool) -> list[Finding]:
     if level is None and needed:
         words = f"{url} runs no programs: {health.get('sandbox_why')}"
         return [bad("tools", words, _NO_ISOLATION)]
-    return [_of_level("tools", str(level), words)]
+    return [ok("tools", words)]
 
 
 def _sandbox(kind: str, *, needed: bool) -> list[Finding]:
@@ -174,14 +174,7 @@ def _sandbox(kind: str, *, needed: bool) -> list[Finding]:
         return [judge("sandbox", str(error), _NO_ISOLATION)]
     chosen.close()
     words = f"{chosen.name} ({chosen.why}); runs {', '.join(chosen.languages)}"
-    return [_of_level("sandbox", chosen.name, words)]
-
-
-def _of_level(check: str, level: str, words: str) -> Finding:
-    if level != "rlimits":
-        return ok(check, words)
-    remedy = "it shuts nothing away: let it choose (sandbox auto) where programs are not trusted"
-    return warning(check, words, remedy)
+    return [ok("sandbox", words)]
 
 
 def wandb(config: Mapping[str, Any]) -> list[Finding]:
