@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,7 @@ class Calculate:
     def __init__(self, settings: ServerSettings, run_code: RunCode) -> None:
         self.slots = RequestSlots(settings.sandbox_workers)
         self._settings, self._run_code = settings, run_code
-        self._starting = asyncio.Lock()
-        self._sandbox: Sandbox | None = None
+        self._sandbox: asyncio.Future[Sandbox] | None = None
         self.idle: list[tuple[AsyncExitStack, Interpreter]] = []
         self._cleaner: asyncio.Task[None] | None = None
         self.fingerprint = fingerprint_of(
@@ -108,7 +108,8 @@ class Calculate:
             self._cleaner.cancel()
         await self.end_idle()
         if self._sandbox is not None:
-            self._sandbox.close()
+            with suppress(SandboxUnavailable):
+                (await self._sandbox).close()
 
     async def _calculate(self, request: web.Request) -> web.Response:
         asked = await body_of(request, CalculateRequest)
@@ -152,10 +153,13 @@ class Calculate:
             if interpreter.is_alive and time.monotonic() - interpreter.began < RENEW_S:
                 return stack, interpreter
             await stack.aclose()
-        async with self._starting:
-            if self._sandbox is None:
-                self._sandbox = await asyncio.to_thread(
-                    choose_sandbox, self._settings.sandbox, packages=("sympy",)
-                )
+        if self._sandbox is None:
+            start = partial(choose_sandbox, self._settings.sandbox, packages=("sympy",))
+            self._sandbox = asyncio.ensure_future(asyncio.to_thread(start))
+        try:  # a call that is cancelled leaves the start to the next
+            sandbox = await asyncio.shield(self._sandbox)
+        except SandboxUnavailable:
+            self._sandbox = None
+            raise
         stack = AsyncExitStack()
-        return stack, await stack.enter_async_context(self._sandbox.interpreter(ALGEBRA, _FILES))
+        return stack, await stack.enter_async_context(sandbox.interpreter(ALGEBRA, _FILES))
