@@ -168,17 +168,22 @@ class SessionProcesses:
     async def _start(self) -> None:
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
-        with theirs, tempfile.TemporaryFile() as log:
-            # in a thread, because it returns only when the kernel has loaded the interpreter
-            await uninterrupted(asyncio.to_thread(self._spawn, theirs, log))
-            said = b""
-            with contextlib.suppress(asyncio.TimeoutError, OSError):
+        with tempfile.TemporaryFile() as log:
+            with theirs:  # the program's alone, so that the socket ends with it
+                # in a thread, because it returns only when the kernel has loaded the interpreter
+                await uninterrupted(asyncio.to_thread(self._spawn, theirs, log))
+            said, within = b"", ""
+            try:
                 hearing = asyncio.get_running_loop().sock_recv(self._control, 1)
                 said = await asyncio.wait_for(hearing, START_S)
+            except asyncio.TimeoutError:
+                within = f" within {START_S:g} s"
+            except OSError:
+                pass
             if not said:
                 self._end_all()
                 words = await asyncio.to_thread(_last_words, log)
-                raise StartFailed(f"did not start within {START_S:g} s: {words}")
+                raise StartFailed(f"did not start{within}: {words}")
 
     def _spawn(self, control: socket.socket, log: IO[bytes]) -> None:
         try:

@@ -1,6 +1,8 @@
 """Code that leaves processes in every way, and the processes of this host by their command line."""
 
 import os
+import signal
+import textwrap
 from pathlib import Path
 
 DAEMONS = """
@@ -31,3 +33,15 @@ def processes_with(mark: str) -> list[int]:
         except OSError:
             pass
     return found
+
+
+class Leaves:
+    """An environment whose reset leaves processes, and whose step hangs or crashes."""
+
+    def reset(self, row: dict[str, str]) -> str:
+        exec(textwrap.dedent(DAEMONS.replace("MARK", repr(row["mark"]))))
+        return "begin"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        os._exit(3) if action == "crash" else signal.pause()
+        return "", 0.0, True

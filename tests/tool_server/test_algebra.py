@@ -208,6 +208,7 @@ def test_no_short_expression_does_anything_but_be_answered_or_refused(tokens):
 
 @pytest.fixture
 async def calculator() -> AsyncIterator[Calculate]:
+    before = processes()
     run_code = RunCode(ServerSettings())
     if run_code.fault:
         pytest.skip(run_code.fault)
@@ -217,7 +218,7 @@ async def calculator() -> AsyncIterator[Calculate]:
     yield calculator
     await calculator.close()
     await run_code.close()
-    assert psutil.Process().children() == []
+    assert processes() <= before
 
 
 def processes() -> set[psutil.Process]:

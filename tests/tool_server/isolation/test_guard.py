@@ -17,6 +17,7 @@ from agent_loop.processes import CallTimedOut, KillablePool
 from agent_loop.toolbox.mcp_client.stdio import ServerProcess
 from agent_loop.toolbox.mcp_client.target import ServerTarget
 from tests.agent_loop.toolbox.mcp_rig import until
+from tests.fakes import daemons
 from tests.fakes.daemons import DAEMONS, processes_with
 from tool_server.isolation.guard import guarded
 
@@ -101,21 +102,9 @@ async def test_a_server_of_mcp_leaves_nothing(
     assert processes_with(mark) == []
 
 
-class Leaves:
-    """An environment whose reset leaves processes, and whose step hangs or crashes."""
-
-    def reset(self, row: dict[str, str]) -> str:
-        exec(textwrap.dedent(DAEMONS.replace("MARK", repr(row["mark"]))))
-        return "begin"
-
-    def step(self, action: str) -> tuple[str, float, bool]:
-        os._exit(3) if action == "crash" else signal.pause()
-        return "", 0.0, True
-
-
 @pytest.mark.parametrize("how", ["close", "crash"])
 async def test_an_episode_leaves_nothing(how: str, mark: str):
-    processes = SessionProcesses(f"{__file__}:Leaves", sys.executable, os.environ)
+    processes = SessionProcesses(f"{daemons.__file__}:Leaves", sys.executable, os.environ)
     process = await processes.open()
     assert "answer" in await process.ask({"op": "reset", "row": {"mark": mark}, "options": {}})
     await until(lambda: len(processes_with(mark)) > 2)
