@@ -38,6 +38,7 @@ _SPELLED = str.maketrans(
     }
 )  # fmt: skip
 _REWRITTEN = (
+    (r"(?<=[-+*/^%=<>(])\s*\band\b", ""),  # it separates nothing
     (r"\s*(?:->|\band\b|[,;\n])[\s,;]*", ","),
     (r"(?<=[\w)!])\s*\bmod\b", "%"),
     (r"\|([^|]+)\|", r"abs(\1)"),
@@ -98,19 +99,39 @@ def parse(text: str) -> ast.expr:
     if "\\" in text or "$" in text:
         fail("LaTeX is not understood: write it as in (x^2+1)/sqrt(2)")
     typed = text.strip().translate(_SPELLED).rstrip("=?. ")
-    if strange := re.search(r"[^\w\s.,;+\-*/^%=<>()\[\]|!]|!=|\.\s*[^\W\d]|__", typed):
+    strange = re.search(r"[^\w\s.,;+\-*/^%=<>()\[\]|!]|!=|\.\s*[^\W\d]|__", typed)
+    _check_order(typed[: strange.start()] if strange else typed, is_whole=strange is None)
+    if strange:
         fail(f"not understood: {typed[strange.start() :][:20]!r}")
+    if re.search(r"(?<![\w.,])0\d", typed):
+        fail(f"not an expression: {text.strip()[:100]!r}")
     if not re.search(r"[^\W\d]\(|\[", typed):  # there, a comma separates arguments
         typed = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", typed)
     for pattern, replacement in _REWRITTEN:
         typed = re.sub(pattern, replacement, typed)
-    if re.search(r"\w\s+[.\d]", typed):
-        fail(f"an operator is missing before a number: {text.strip()[:100]!r}")
     try:
         program = sympy_parser.stringify_expr(typed.strip(","), NAMES, {}, _PARSER)
         return ast.parse(program, mode="eval").body
     except Exception as error:  # sympy's tokenizer has errors of its own
         raise CalculationError(f"not an expression: {text.strip()[:100]!r}") from error
+
+
+def _check_order(typed: str, is_whole: bool) -> None:
+    """Refuse brackets that do not match, and a number after an operand, whichever comes first."""
+    closing, opened = {"(": ")", "[": "]"}, list[str]()
+    for match in re.finditer(r"[()\[\]]|(\w+)\s+([.\d][\d.]*)", typed):
+        if match[1]:
+            word = match[1].lstrip("0123456789") or match[1]
+            is_product = len(word) < 4 and word.isalpha() and word not in NAMES
+            if word not in ("and", "mod"):
+                last = word[-1] if is_product else word
+                fail(f"{last} {match[2]}: an operator is missing")
+        elif match[0] in closing:
+            opened.append(closing[match[0]])
+        elif not opened or opened.pop() != match[0]:
+            fail(f"{match[0]!r} closes nothing")
+    if opened and is_whole:
+        fail(f"a {opened[-1]!r} is missing")
 
 
 _EVALUATED = (
