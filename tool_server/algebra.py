@@ -38,6 +38,10 @@ _SPELLED = str.maketrans(
     }
 )  # fmt: skip
 _REWRITTEN = (
+    (  # words of Python, which are products like other short names
+        r"(?<![^\W\d])(as|if|in|is|or|def|del|for|not|try)(?!\w)",
+        lambda match: " ".join(match[0]),
+    ),
     (r"(?<=[-+*/^%=<>(])\s*\band\b", ""),  # it separates nothing
     (r"\s*(?:->|\band\b|[,;\n])[\s,;]*", ","),
     (r"(?<=[\w)!])\s*\bmod\b", "%"),

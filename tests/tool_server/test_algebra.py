@@ -109,6 +109,8 @@ def tool(expression: str) -> dict[str, str]:
         ("inv([[1,2],[3,4]]) * [[1,2],[3,4]]", "[[1, 0], [0, 1]]"),
         ("eigenvalues([[2,1],[1,2]])", "1, 3"),
         ("dot([1,2,3], [4,5,6])", "32"),
+        ("6x is*75", "450*i*s*x"),
+        ("772-and 7-x+x", "765"),
     ],
 )
 def test_what_is_asked_is_answered(expression, result):
