@@ -49,7 +49,7 @@ is one of {profiles}. `tool_config` is short for `{tool_config}`.
 READING = """\
 Not every run reads every key. A key of this table, or a key below it, that a run does not read and
 that has another value than the files of this project give it, is refused before the run starts. A
-key that has two lines needs both. A key that is not here is not refused for this reason: most are
+key with two conditions needs both. A key that is not here is not refused for this reason: most are
 read by every run, and some have a check of their own. The agent loops of this project are those of
 `config/agent_loops.yaml`; verl's are `tool_agent` and `single_turn_agent`.
 """
@@ -169,8 +169,11 @@ def page() -> str:
         lines += [f"In the block at the top of `{script}`:", ""]
         lines += [*table(("variable", "sets", "is"), *rows), ""]
     lines += ["## Who reads which key", "", READING]
-    readers = [(f"`{row.key}`", reading(row)) for row in READERS]
-    lines += [*table(("key", "is read"), *readers), ""]
+    readers: dict[str, list[str]] = {}
+    for row in READERS:
+        readers.setdefault(f"`{row.key}`", []).append(reading(row))
+    rows = [(key, " and ".join(by)) for key, by in readers.items()]
+    lines += [*table(("key", "is read"), *rows), ""]
     for path, model in SECTIONS.items():
         rows = [
             (f"`{key}`", takes(field.annotation), default(field), words)
