@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from config.removed import VERIFIERS
 from config.section import Section
 from config.tool_entries import RateText, is_url, without_secrets
 
@@ -76,12 +77,7 @@ class EnvironmentEntry(Section):
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         if self.use == "verifiers":
-            raise ValueError(
-                "use='verifiers': verifiers drives its agent itself, so its tasks are played by an "
-                "agent of the gateway; leave `environment` out, and run "
-                "docs/examples/verifiers_agent.py as the source's agent (docs/environments.md has "
-                "the config)"
-            )
+            raise ValueError(f"use='verifiers': {VERIFIERS}")
         if not self.is_url and self.class_name is None:
             raise ValueError(
                 f"use={self.use!r} is no path/to/file.py:Class, no http(s) URL and none of "

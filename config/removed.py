@@ -61,6 +61,13 @@ name that the user chose; `agent_loops.*.` begins the settings of an agent loop'
 `reward_options.` those of a reward of ours."""
 
 
+VERIFIERS = (
+    "verifiers drives its agent itself, so its tasks are played by an agent of the gateway; leave "
+    "`environment` out, and run docs/examples/verifiers_agent.py as the source's agent "
+    "(docs/environments.md has the config)"
+)
+"""Why no environment is `use: verifiers` any more."""
+
 REMAINS: dict[str, Any] = {
     "algorithm.state_masked_grpo.norm_by_std": "${algorithm.norm_adv_by_std_in_grpo}",
     "mixed.control.ceiling": 0.9,
@@ -95,11 +102,18 @@ def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def other_rules(config: Mapping[str, Any]) -> list[str]:
     """What keeps this release from going on as the run of an earlier one began, a sentence each."""
-    return [
-        f"{place}={value!r}: {why_removed(key)}"
-        for place, key, value in _split(config, "")[1]
-        if (entry := _entry_of(key, REMAINS)) and value != _remaining(REMAINS[entry], config)
-    ]
+    rules = list[str]()
+    for place, key, value in _split(config, "")[1]:
+        if _is_of_verifiers(key, value):
+            rules.append(f"{place}.use='verifiers': {VERIFIERS}")
+        elif (entry := _entry_of(key, REMAINS)) and value != _remaining(REMAINS[entry], config):
+            rules.append(f"{place}={value!r}: {why_removed(key)}")
+    return rules
+
+
+def _is_of_verifiers(key: str, value: Any) -> bool:
+    use = value.get("use") if isinstance(value, Mapping) else value
+    return use == "verifiers" and fnmatchcase(key, "mixed.sources.*.environment")
 
 
 def _entry_of(key: str, table: Mapping[str, Any]) -> str | None:
@@ -122,7 +136,7 @@ def _split(
         key, below = (f"{start}.{name}".lstrip(".") for start in (path, place))
         if name == "reward_options" and config.get("reward") == "judge":
             key = name  # of a reward of ours
-        if why_removed(key) is not None:
+        if why_removed(key) is not None or _is_of_verifiers(key, value):
             gone.append((below, key, value))
         elif isinstance(value, Mapping):
             kept[name], further = _split(value, below, key)

@@ -100,5 +100,15 @@ def test_a_run_that_learned_by_another_value_is_not_resumed(place: str, value: o
     assert rule.startswith(place) and "this release has no such key" in rule
 
 
+def test_a_run_whose_tasks_were_those_of_verifiers_is_read_and_not_resumed():
+    environment = {"use": "verifiers", "options": {"id": "wordle"}}
+    for saved in (environment, "verifiers"):
+        config = {"mixed": {"sources": {"games": {"ratio": 1, "environment": saved}}}}
+        assert without_removed(config) == {"mixed": {"sources": {"games": {"ratio": 1}}}}
+        (rule,) = other_rules(config)
+        assert rule.startswith("mixed.sources.games.environment.use='verifiers': ")
+        assert "docs/examples/verifiers_agent.py" in rule
+
+
 def test_what_remains_of_a_key_that_is_gone_has_its_reason():
     assert REMAINS.keys() <= REMOVED.keys()
