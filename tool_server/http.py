@@ -1,7 +1,6 @@
 """Shared by all tools of the server: request bodies, slots with a queue, JSON errors."""
 
 import asyncio
-import base64
 import hashlib
 import io
 import json
@@ -12,13 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from config.compat import timeout
 from tool_server.wire.protocol import NOT_EXECUTED
-from tool_server.wire.responses import may_have_surrogates, rewritten_without_surrogates
+from tool_server.wire.responses import dumps, read_json
 
 MOST_ERRORS = 20
 """Mistakes of one request that are named."""
@@ -178,12 +176,7 @@ async def body_of(request: web.Request, model: type[Request]) -> Request:
     """
     body = await request.app[BODIES].read(request)
     try:
-        try:
-            return model.model_validate_json(body)
-        except ValidationError:
-            if not may_have_surrogates(body):
-                raise
-        return model.model_validate_json(rewritten_without_surrogates(body))
+        return read_json(model.model_validate_json, body)
     except ValidationError as error:
         wrong = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}"
@@ -207,10 +200,7 @@ def json_error(
 
 def json_answer(answer: Any, status: int = 200) -> web.Response:
     """A response in JSON; bytes are written in base64."""
-    try:
-        body = msgspec.json.encode(answer)
-    except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
-        body = json.dumps(answer, default=lambda raw: base64.b64encode(raw).decode()).encode()
+    body = dumps(answer)
     # A large body is sent in pieces, because a socket takes and copies what it cannot send at once.
     sent = io.BytesIO(body) if len(body) > LARGE_BYTES else body
     return web.Response(body=sent, status=status, content_type="application/json")

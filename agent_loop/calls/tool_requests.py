@@ -59,7 +59,7 @@ class ToolRequests:
             # the token was renewed since it was read
             raw, response = await post(self.session, url, data, renewed, limit=limit)
         try:
-            body = decode(call, raw, lambda: response.charset)
+            body = decode(call, raw)
         except (ValueError, RecursionError) as error:
             raise unreadable(error, peer) from error
         fault, is_final = sandbox_fault(call.tool, body)

@@ -29,7 +29,7 @@ from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.session import Session
 from agent_loop.gateway.wire import WireError
-from tool_server.wire.responses import may_have_surrogates, rewritten_without_surrogates
+from tool_server.wire.responses import read_json
 from tool_server.wire.web_pages import web_page_fault
 
 MAX_BODY_BYTES = 8 << 20
@@ -318,22 +318,13 @@ async def _body(served: Served, request: web.BaseRequest) -> Any:
         served.pace.wait_s(asyncio.get_running_loop().time(), len(raw) / BYTES_OF_REQUEST)
         if sum(map(raw.count, (b"[", b"{", b","))) > MOST_VALUES:
             raise WireError("the body has too many values", status=413, code="too_large")
-        return _decoded(raw)
+        return read_json(msgspec.json.decode, raw)
     except web.HTTPRequestEntityTooLarge as error:
         raise WireError(
             f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413, code="too_large"
         ) from error
     except (ValueError, RecursionError) as error:
         raise WireError(f"the body is no JSON: {error}") from error
-
-
-def _decoded(raw: bytes) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        if not may_have_surrogates(raw):  # clients that cut a text at any character send halves
-            raise
-        return msgspec.json.decode(rewritten_without_surrogates(raw))
 
 
 NO_RETRY = {"x-should-retry": "false"}

@@ -29,7 +29,7 @@ from yarl import URL
 from config.compat import timeout
 from tool_server.wire.protocol import EXECUTED, Again, Fault, ToolRejected, ToolTimeout
 from tool_server.wire.protocol import ToolUnavailable as Unavailable
-from tool_server.wire.responses import retry_after_s, text_of
+from tool_server.wire.responses import retry_after_s
 
 LATER = frozenset({408, 425, 429, 503})
 """HTTP statuses of a server that does not answer now."""
@@ -124,27 +124,6 @@ class _Body(aiohttp.BytesPayload):
         await super().write_with_length(writer, content_length)
 
 
-def refusal(response: aiohttp.ClientResponse, words: str, peer: Peer) -> Fault:
-    """The fault that an answer of status 300 or more is; the table of this module.
-
-    Args:
-        words: what the server says.
-    """
-    if response.status < 400:
-        return Unavailable(
-            f"{peer.name} redirects to {_redirect_target(response)} (HTTP {response.status}), and "
-            f"redirects are not followed; set {peer.address_key} to the final address",
-            tool=peer.tool,
-        )
-    return fault_of(
-        response.status,
-        words,
-        peer,
-        executed=response.headers.get(EXECUTED),
-        pause_s=retry_after_s(response.headers),
-    )
-
-
 async def post(
     session: aiohttp.ClientSession,
     url: URL | str,
@@ -196,12 +175,25 @@ async def _exchange(
     headers = {"Authorization": f"Bearer {peer.secret}"} if peer.secret else None
     try:
         async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
-            if response.status >= 300:
+            if response.status >= 400:
                 try:
-                    raw = await read_bounded(response, MAX_ERROR_BYTES)
+                    raw = await _read(response, MAX_ERROR_BYTES)
                 except aiohttp.ClientError:
                     raw = b""
-                raise refusal(response, text_of(raw, response.charset), peer)
+                raise fault_of(
+                    response.status,
+                    raw.decode(errors="replace"),
+                    peer,
+                    executed=response.headers.get(EXECUTED),
+                    pause_s=retry_after_s(response.headers),
+                )
+            if response.status >= 300:
+                raise Unavailable(
+                    f"{peer.name} redirects to {_redirect_target(response)} (HTTP "
+                    f"{response.status}), and redirects are not followed; set {peer.address_key} "
+                    "to the final address",
+                    tool=peer.tool,
+                )
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding.lower() != "identity":
                 raise Unavailable(
@@ -210,7 +202,7 @@ async def _exchange(
                     "compression off at the proxy in front of it",
                     tool=peer.tool,
                 )
-            raw = await read_bounded(response, limit)
+            raw = await _read(response, limit)
             if len(raw) > limit:
                 raise Unavailable(
                     f"the answer of {peer.name} has more than {limit >> 20} MiB: reading stopped; "
@@ -301,7 +293,7 @@ def _text_of_error(words: str) -> str:
     return text if isinstance(text, str) and text else words
 
 
-async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """The body; of a longer one the beginning, with at least one byte more than `limit`."""
     chunks, size = list[bytes](), 0
     while size <= limit and (chunk := await response.content.readany()):

@@ -4,13 +4,15 @@ Answers are decoded into the types below. A field that no type names is skipped 
 value, so a large hostile answer costs little time and memory.
 """
 
+import base64
 import json
 import math
 import re
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from typing_extensions import Required, TypedDict
@@ -46,12 +48,32 @@ a message that begins with `exception`; that message quotes the program, so its 
 nothing."""
 
 
-def dumps(payload: Mapping[str, Any]) -> bytes:
-    """The JSON body of a request."""
+Read = TypeVar("Read")
+
+
+def dumps(value: Any) -> bytes:
+    """A value as JSON; bytes in it are written in base64."""
     try:
-        return msgspec.json.encode(payload)
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
-        return json.dumps(payload).encode()
+        return json.dumps(value, default=lambda raw: base64.b64encode(raw).decode()).encode()
+
+
+def read_json(read: Callable[[str | bytes | bytearray], Read], raw: bytes | bytearray) -> Read:
+    """What `read` makes of JSON, with `?` for each lone surrogate: models and clients that cut a
+    text at any character write them.
+
+    Raises:
+        ValueError: `read` raised it.
+        RecursionError: the JSON is nested too deeply.
+    """
+    try:
+        return read(raw)
+    except ValueError:
+        if _ESCAPED_SURROGATE.search(raw) is None:
+            raise
+    # This reader is slower. It accepts NaN and Infinity, which `read` refuses.
+    return read(replace_surrogates(json.dumps(json.loads(raw), ensure_ascii=False)))
 
 
 class _Command(TypedDict, total=False):
@@ -115,12 +137,8 @@ def max_answer_bytes(tool: str) -> int:
     return MAX_ANSWER_BYTES.get(tool, MAX_OTHER_ANSWER_BYTES)
 
 
-def decode(
-    call: ToolCall, raw: bytes, charset_of: Callable[[], str | None] = lambda: None
-) -> dict[str, Any]:
-    """The body of a tool's answer. A lone surrogate in a string becomes `?`.
-
-    `charset_of` gives the charset of the response; it is called only if the body is not UTF-8.
+def decode(call: ToolCall, raw: bytes) -> dict[str, Any]:
+    """The body of a tool's answer, as the tool's type. A lone surrogate in a string becomes `?`.
 
     Fields that neither the agent loops nor the rewards read are dropped.
 
@@ -129,25 +147,12 @@ def decode(
         RecursionError: the JSON is nested too deeply.
     """
     try:
-        try:
-            return _decode(call, raw)
-        except msgspec.ValidationError:
-            raise
-        except ValueError as error:
-            charset = charset_of()
-            is_utf8 = charset is None or charset.lower() in ("utf-8", "us-ascii")
-            is_text = not isinstance(error, UnicodeDecodeError)
-            if is_text and is_utf8 and not may_have_surrogates(raw):
-                raise
-        # A lone surrogate or another charset. This reader is slower, and rarely needed. It accepts
-        # NaN and Infinity, which the second decoding refuses.
-        return _decode(call, rewritten_without_surrogates(text_of(raw, charset)).encode())
+        return read_json(partial(_decode, call), raw)
     except msgspec.ValidationError as error:
         raise ValueError(f"the answer is not one of /{call.tool}: {error}") from error
 
 
-def _decode(call: ToolCall, raw: bytes) -> dict[str, Any]:
-    """The body as the tool's type; raises `msgspec.ValidationError` if it has another form."""
+def _decode(call: ToolCall, raw: str | bytes | bytearray) -> dict[str, Any]:
     match call.tool:
         case "run_code":
             run = _RUN.decode(raw)
@@ -171,38 +176,14 @@ def _decode(call: ToolCall, raw: bytes) -> dict[str, Any]:
     return _OBJECT.decode(raw)
 
 
-def text_of(body: bytes, charset: str | None) -> str:
-    """The text of a response; bytes that do not decode are replaced."""
-    try:
-        return body.decode(charset or "utf-8", errors="replace")
-    except LookupError:  # Python does not know the charset
-        return body.decode(errors="replace")
-
-
 def replace_surrogates(text: str) -> str:
-    """The text with `?` for each lone surrogate, because JSON lines and msgpack cannot hold one."""
+    """The text with `?` for each lone surrogate, because UTF-8 cannot hold one."""
     return text.encode(errors="replace").decode()
 
 
-def may_have_surrogates(raw: bytes | bytearray) -> bool:
-    """Whether JSON may hold a lone surrogate, which only an escape can express."""
-    return _ESCAPED_SURROGATE.search(raw) is not None
-
-
-def rewritten_without_surrogates(raw: str | bytes | bytearray) -> str:
-    """The same JSON with `?` for each lone surrogate. It may hold `NaN`, as Python's reader does.
-
-    Raises:
-        ValueError, RecursionError: it is not JSON.
-    """
-    return replace_surrogates(json.dumps(json.loads(raw), ensure_ascii=False))
-
-
 def sendable(value: Any) -> Any:
-    """A JSON value with `?` for each lone surrogate, because UTF-8 cannot hold one."""
-    text = json.dumps(value, ensure_ascii=False)
-    clean = replace_surrogates(text)
-    return value if clean == text else json.loads(clean)
+    """A JSON value with `?` for each lone surrogate."""
+    return json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

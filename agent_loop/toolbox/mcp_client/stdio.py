@@ -14,11 +14,12 @@ import re
 import signal
 import subprocess
 from asyncio.streams import FlowControlMixin
+from functools import partial
 
 from anyio import BrokenResourceError, EndOfStream
 from anyio.abc import ObjectStream
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCMessage, JSONRPCNotification, jsonrpc_message_adapter
+from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
 from agent_loop.toolbox.mcp_client.results import (
@@ -29,7 +30,7 @@ from agent_loop.toolbox.mcp_client.results import (
 )
 from agent_loop.toolbox.mcp_client.target import ServerTarget
 from tool_server.isolation.guard import guarded
-from tool_server.wire.responses import may_have_surrogates, rewritten_without_surrogates
+from tool_server.wire.responses import read_json
 
 STDERR_BYTES = 4096
 """Bytes of stderr that are kept."""
@@ -45,6 +46,7 @@ LAST_WORDS_S = 0.5
 """Longest wait for the exit code of a process that closed its stdout."""
 
 _POLL_S = 0.01
+_message = partial(jsonrpc_message_adapter.validate_json, by_name=False)
 _END_BYTES = 256
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _ID = re.compile(
@@ -163,7 +165,7 @@ class ServerProcess(ObjectStream[SessionMessage]):
         nothing here reads them, and what is no message is noted."""
         while (line := await self._line()) is not None:
             try:
-                message = _message_of(line)
+                message = read_json(_message, line)
             except (ValueError, RecursionError):
                 self._printed = self._printed or line.strip()[:_END_BYTES]
                 continue
@@ -204,16 +206,6 @@ def id_of(head: bytes, tail: bytes) -> int | None:
     before the result or after it. None if it cannot be seen."""
     found = _ID.search(head) or _ID.search(tail)
     return int(found[1] or found[2]) if found else None
-
-
-def _message_of(line: bytes) -> JSONRPCMessage:
-    try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        if not may_have_surrogates(line):
-            raise
-        clean = rewritten_without_surrogates(line)
-        return jsonrpc_message_adapter.validate_json(clean, by_name=False)
 
 
 async def _ends(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:

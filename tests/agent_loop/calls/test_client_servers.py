@@ -40,7 +40,7 @@ from tool_server.wire.protocol import (
     end_session_call,
     run_code_call,
 )
-from tool_server.wire.responses import RETRY_AFTER_CAP_S, decode, retry_after_s
+from tool_server.wire.responses import RETRY_AFTER_CAP_S, retry_after_s
 
 ONCE = ToolCall(tool="calculate", payload={"expression": "1+1"}, idempotent=False)
 RAN = {"status": "Success", "run_result": {"status": "Finished", "stdout": "1\n"}}
@@ -327,11 +327,6 @@ def test_a_pause_may_be_asked_for_in_seconds_or_until_a_date(headers, seconds):
 def test_any_retry_after_is_a_sane_number_of_seconds_or_none(text):
     seconds = retry_after_s({"Retry-After": text})
     assert seconds is None or 0 <= seconds <= RETRY_AFTER_CAP_S
-
-
-def test_an_answer_may_have_another_charset():
-    assert decode(CALL, b'{"result": "\xe9"}', lambda: "latin-1") == {"result": "\u00e9"}
-    assert decode(CALL, b'{"result": "\xe9"}', lambda: "no charset") == {"result": "\ufffd"}
 
 
 async def test_the_time_before_the_door_is_part_of_the_calls_time(monkeypatch: pytest.MonkeyPatch):
