@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from pydantic import BaseModel, Field
 
@@ -20,8 +21,8 @@ from tool_server.http import (
     json_answer,
     json_error,
 )
-from tool_server.search import PassageIndex
-from tool_server.search.upstream import CONNECTIONS, SearchHit, upstream_of
+from tool_server.search import Passage, PassageIndex
+from tool_server.search.upstream import CONNECTIONS, upstream_of
 from tool_server.settings import ServerSettings
 from tool_server.wire.protocol import NOT_EXECUTED, Again, ToolTimeout, ToolUnavailable
 
@@ -117,7 +118,7 @@ class Retrieve:
         (hits,) = await self._hits([asked.q], asked.num)
         return json_answer(serper_answer(asked.q, hits))
 
-    async def _hits(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+    async def _hits(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         if self.fault:
             raise json_error(web.HTTPServiceUnavailable, self.fault, NOT_EXECUTED)
         if not queries:
@@ -130,29 +131,27 @@ class Retrieve:
             except ToolUnavailable as fault:
                 raise _refusal(fault, self.upstream.name) from fault
 
-    async def _in_threads(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+    async def _in_threads(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Search the index in threads; tantivy releases the GIL while it searches."""
         assert self.index is not None
-        loop = asyncio.get_running_loop()
-        jobs = [
-            loop.run_in_executor(
-                self._threads, hits_of_index, self.index, queries[i : i + QUERIES_PER_JOB], topk
-            )
-            for i in range(0, len(queries), QUERIES_PER_JOB)
-        ]
+        search, loop = self.index.search, asyncio.get_running_loop()
+
+        def found(part: Sequence[str]) -> list[list[Passage]]:
+            return [search(query, topk) for query in part]
+
+        parts = (queries[i : i + QUERIES_PER_JOB] for i in range(0, len(queries), QUERIES_PER_JOB))
+        jobs = [loop.run_in_executor(self._threads, found, part) for part in parts]
         return [hits for job in await asyncio.gather(*jobs) for hits in job]
 
 
-def retrieve_answer(hits: Sequence[Sequence[SearchHit]], return_scores: bool) -> dict[str, Any]:
+def retrieve_answer(hits: Sequence[Sequence[Passage]], return_scores: bool) -> dict[str, Any]:
     """The answer of `POST /retrieve`: a list of passages for each query."""
     if return_scores:
-        return {
-            "result": [[{"document": f.document, "score": f.score} for f in own] for own in hits]
-        }
-    return {"result": [[f.document for f in own] for own in hits]}
+        return {"result": msgspec.to_builtins(hits)}
+    return {"result": [[passage.document for passage in found] for found in hits]}
 
 
-def serper_answer(query: str, hits: Sequence[SearchHit]) -> dict[str, Any]:
+def serper_answer(query: str, hits: Sequence[Passage]) -> dict[str, Any]:
     """The answer of `POST /search`; the first line of a passage becomes the title of a page."""
     pages = []
     for position, one in enumerate(hits, start=1):
@@ -160,17 +159,6 @@ def serper_answer(query: str, hits: Sequence[SearchHit]) -> dict[str, Any]:
         page = {"title": title.strip('"'), "link": str(one.document.get("id", ""))}
         pages.append(page | {"snippet": text or title, "position": position})
     return {"searchParameters": {"q": query, "type": "search"}, "organic": pages}
-
-
-def hits_of_index(index: PassageIndex, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
-    """The best passages for each query."""
-    return [
-        [
-            SearchHit(document={"id": p.id, "contents": p.contents}, score=p.score)
-            for p in index.search(query, topk)
-        ]
-        for query in queries
-    ]
 
 
 def _refusal(fault: ToolUnavailable, engine: str) -> web.HTTPException:

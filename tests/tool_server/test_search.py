@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_server.search import CorpusProgress, PassageIndex
+from tool_server.search import PassageIndex
 from tool_server.search import index as index_module
 from tool_server.search.corpus import BadLine, CorpusReader
 from tool_server.search.index import MANIFEST, index_beside
@@ -82,7 +82,7 @@ def zipf(tmp_path_factory) -> PassageIndex:
     ],
 )
 def test_the_words_of_a_query_find_their_passages_best_first(index, query, ids):
-    assert [passage.id for passage in index.search(query, 2)] == ids
+    assert [passage.document["id"] for passage in index.search(query, 2)] == ids
 
 
 def test_no_more_passages_come_than_asked_for(index):
@@ -100,7 +100,7 @@ def test_no_text_breaks_a_search(index, query, k):
 
 
 def test_a_query_as_long_as_a_book_is_answered(index):
-    assert index.search("bolts " + " ".join(map(str, range(20_000))), 1)[0].id == "b"
+    assert index.search("bolts " + " ".join(map(str, range(20_000))), 1)[0].document["id"] == "b"
 
 
 @given(
@@ -121,8 +121,8 @@ def test_common_words_are_left_out_only_where_they_change_nothing(zipf, words, k
 
 
 def test_a_common_word_can_outdo_a_rare_one(zipf):
-    assert {passage.id[:5] for passage in zipf.search("rare0 middle0", 3)} == {"short"}
-    assert {passage.id[:4] for passage in zipf.search("rare0", 3)} == {"long"}
+    assert {passage.document["id"][:5] for passage in zipf.search("rare0 middle0", 3)} == {"short"}
+    assert {passage.document["id"][:4] for passage in zipf.search("rare0", 3)} == {"long"}
 
 
 def test_a_word_that_comes_twice_counts_twice(index):
@@ -150,7 +150,7 @@ def test_what_was_put_in_comes_out_unchanged(tmp_path_factory, texts, pick):
     built = PassageIndex.build(write_corpus(folder / "c.jsonl", passages))
     number = pick % len(passages)
     (found,) = built.search(f"key{number}", 1)
-    assert {"id": found.id, "contents": found.contents} == passages[number]
+    assert found.document == passages[number]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_was_put_in_comes_out_unchanged(tmp_path_factory, texts, pick):
 def test_a_query_is_split_into_words_as_the_passages_were(tmp_path, text):
     built = PassageIndex.build(write_corpus(tmp_path / "c.jsonl", [{"id": "0", "contents": text}]))
     for word in text.split():
-        assert [passage.id for passage in built.search(word, 1)] == ["0"]
+        assert [passage.document["id"] for passage in built.search(word, 1)] == ["0"]
 
 
 def test_threads_share_an_index(zipf):
@@ -217,7 +217,7 @@ def test_no_corpus_is_named(tmp_path):
 def test_bad_lines_are_left_out_and_counted_when_asked(tmp_path):
     lines = ["{", '{"id": 1}', "", '{"id": 7, "contents": "x"}', '{"id": 2, "contents": ""}']
     built = PassageIndex.build(write(tmp_path / "c.jsonl", lines), skip_bad=True)
-    assert [passage.id for passage in built.search("x", 3)] == ["7"]
+    assert [passage.document["id"] for passage in built.search("x", 3)] == ["7"]
     assert built.read is not None and (built.read.rows, built.size) == (5, 1)
     assert built.read.dropped == {
         "not JSON in UTF-8": 1,
@@ -235,14 +235,14 @@ def test_rows_and_line_ends_as_other_tools_write_them_are_read(tmp_path):
     )
     built = PassageIndex.build(path)
     assert built.search("steel", 1)[0].contents == '"Steel"\nis no ore'
-    assert built.search("iron", 1)[0].id == "1"
+    assert built.search("iron", 1)[0].document["id"] == "1"
 
 
 @pytest.mark.parametrize("name", ["c.jsonl.gz", "c.jsonl"])
 def test_a_packed_corpus_is_told_by_its_bytes(tmp_path, name):
     plain = write_corpus(tmp_path / "plain.jsonl")
     (tmp_path / name).write_bytes(gzip.compress(plain.read_bytes()))
-    assert PassageIndex.build(tmp_path / name).search("iron", 1)[0].id == "b"
+    assert PassageIndex.build(tmp_path / name).search("iron", 1)[0].document["id"] == "b"
 
 
 def test_a_packed_corpus_that_is_cut_is_refused(tmp_path):
@@ -254,11 +254,11 @@ def test_a_packed_corpus_that_is_cut_is_refused(tmp_path):
 
 def test_progress_ends_with_all_that_was_read(tmp_path, monkeypatch):
     monkeypatch.setattr(index_module, "PROGRESS_EVERY", 1)
-    told: list[CorpusProgress] = []
+    told: list[tuple[int, int, int]] = []
     path = write_corpus(tmp_path / "c.jsonl")
-    PassageIndex.build(path, progress=told.append)
-    assert [progress.kept for progress in told] == [1, 2, 2]
-    assert told[-1].read_bytes == told[-1].size_bytes == path.stat().st_size
+    PassageIndex.build(path, progress=lambda c: told.append((c.kept, c.read_bytes, c.size_bytes)))
+    assert [kept for kept, _, _ in told] == [1, 2, 2]
+    assert told[-1][1:] == (path.stat().st_size, path.stat().st_size)
 
 
 def test_a_limit_ends_the_reading(tmp_path):
@@ -314,7 +314,7 @@ def test_someone_who_may_only_read_can_open_an_index(tmp_path):
     program = (
         "import os, sys; from tool_server.search import PassageIndex; "
         "os.setgid(65534); os.setuid(65534); "
-        "print(PassageIndex.open(sys.argv[1]).search('bolts', 1)[0].id)"
+        "print(PassageIndex.open(sys.argv[1]).search('bolts', 1)[0].document['id'])"
     )
     try:
         run = subprocess.run(
@@ -331,8 +331,9 @@ def test_a_built_index_replaces_the_one_that_is_there(tmp_path):
     PassageIndex.build(
         write_corpus(tmp_path / "d.jsonl", [{"id": "n", "contents": "new"}]), tmp_path / "index"
     )
-    assert [p.id for p in PassageIndex.open(tmp_path / "index").search("new", 1)] == ["n"]
-    assert old.search("bolts", 1)[0].id == "b"
+    (found,) = PassageIndex.open(tmp_path / "index").search("new", 1)
+    assert found.document["id"] == "n"
+    assert old.search("bolts", 1)[0].document["id"] == "b"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "d.jsonl", "index"]
 
 
@@ -424,7 +425,7 @@ def test_a_corpus_that_changed_is_indexed_again(tmp_path):
     corpus.write_text(corpus.read_text().replace("bolts", "nails"))
     os.utime(corpus, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert corpus.stat().st_size == stat.st_size
-    assert PassageIndex.of(corpus).search("nails", 1)[0].id == "b"
+    assert PassageIndex.of(corpus).search("nails", 1)[0].document["id"] == "b"
     assert PassageIndex.open(index_beside(corpus)).search("nails", 1) == []
 
 

@@ -10,7 +10,6 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -44,17 +43,6 @@ class BadLine(BrokenFile):
         """The reason without details, for counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusProgress:
-    """How much of a corpus has been read."""
-
-    read_bytes: int
-    """Bytes of the file as stored, so of a gzip file the compressed bytes."""
-
-    size_bytes: int
-    kept: int
-
-
 class CorpusReader:
     """Iterates over `(id, contents)` of a corpus file. Constant memory.
 
@@ -72,31 +60,26 @@ class CorpusReader:
     def __init__(
         self, path: Path | str, *, skip_bad: bool = False, limit: int | None = None
     ) -> None:
-        self.path, self._skip_bad, self._limit = Path(path), skip_bad, limit
+        self.path, self._skip_bad, self.limit = Path(path), skip_bad, limit
         if not self.path.is_file():
             why = "it is a folder" if self.path.is_dir() else "no such file"
             raise FileNotFoundError(
                 f"cannot index {path}: {why}; give JSON lines of id and contents"
             )
-        self.rows = self.kept = self._read_bytes = 0
+        self.rows = self.kept = 0
         self.dropped: Counter[str] = Counter()
         """Reason -> lines left out."""
 
-        self._size_bytes = self.path.stat().st_size
-
-    @property
-    def progress(self) -> CorpusProgress:
-        return CorpusProgress(
-            read_bytes=self._read_bytes, size_bytes=self._size_bytes, kept=self.kept
-        )
+        self.size_bytes, self.read_bytes = self.path.stat().st_size, 0
+        """Bytes of the file as stored, so of a gzip file the compressed bytes."""
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         with self.path.open("rb") as file:
             is_gzip = file.peek(2)[:2] == _GZIP
             lines = gzip.GzipFile(fileobj=file) if is_gzip else file
             try:
-                while self.kept != self._limit and (line := lines.readline()):
-                    self._read_bytes = file.tell()
+                while self.kept != self.limit and (line := lines.readline()):
+                    self.read_bytes = file.tell()
                     self.rows += 1
                     if (passage := self._passage(line)) is not None:
                         self.kept += 1

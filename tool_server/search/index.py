@@ -9,16 +9,16 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import tantivy
 from pydantic import BaseModel, ConfigDict
 
 from config.disk import flush, sync
-from tool_server.search.corpus import FORM, CorpusProgress, CorpusReader
+from tool_server.search.corpus import FORM, CorpusReader
 from tool_server.search.ranking import Ranking
 
 MANIFEST = "manifest.json"
@@ -29,14 +29,18 @@ PROGRESS_EVERY = 1000
 """Passages between two calls of the progress function."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
-    """One search result."""
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """One search result, in Search-R1's form."""
 
-    id: str
-    contents: str
+    document: dict[str, Any]
+    """Has `contents`, `id` if the engine gives one, and further fields of the engine."""
+
     score: float
-    """BM25 score; only comparable within one query."""
+    """Only comparable within one query; of an index BM25."""
+
+    @property
+    def contents(self) -> str:
+        return self.document["contents"]
 
 
 class CorpusFile(BaseModel):
@@ -82,7 +86,7 @@ class PassageIndex:
         corpus_path: Path | str,
         index_dir: Path | str | None = None,
         *,
-        progress: Callable[[CorpusProgress], None] = lambda _: None,
+        progress: Callable[[CorpusReader], None] = lambda _: None,
         skip_bad: bool = False,
         limit: int | None = None,
     ) -> "PassageIndex":
@@ -102,34 +106,33 @@ class PassageIndex:
                 content, or tantivy cannot write the index.
             OSError: the folder cannot be written.
         """
-        reader = CorpusReader(corpus_path, skip_bad=skip_bad, limit=limit)
         if index_dir is None:
-            folder = Path(tempfile.mkdtemp(prefix="passages-"))
+            home = Path(tempfile.mkdtemp(prefix="passages-"))
             try:
-                _fill(folder, reader, progress, limit)
-                index = cls.open(folder)
+                index = cls.build(
+                    corpus_path, home / "index", progress=progress, skip_bad=skip_bad, limit=limit
+                )
             except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(home, ignore_errors=True)
                 raise
-            weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)
-        else:
-            folder = Path(index_dir)
-            _refuse_other(folder)
-            draft = folder.with_name(f".{folder.name}.draft")
-            shutil.rmtree(draft, ignore_errors=True)  # of a build that was killed
-            draft.mkdir(parents=True)
-            try:
-                _fill(draft, reader, progress, limit)
-                old = folder.with_name(f".{folder.name}.old")
-                shutil.rmtree(old, ignore_errors=True)
-                if folder.exists():
-                    folder.rename(old)  # for a moment there is none
-                draft.rename(folder)
-                shutil.rmtree(old, ignore_errors=True)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
-            sync(folder.parent)
-            index = cls.open(folder)
+            weakref.finalize(index, shutil.rmtree, home, ignore_errors=True)
+            return index
+        reader, folder = CorpusReader(corpus_path, skip_bad=skip_bad, limit=limit), Path(index_dir)
+        _refuse_other(folder)
+        draft, old = (folder.with_name(f".{folder.name}.{name}") for name in ("draft", "old"))
+        shutil.rmtree(draft, ignore_errors=True)  # of a build that was killed
+        draft.mkdir(parents=True)
+        try:
+            _fill(draft, reader, progress)
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                folder.rename(old)  # for a moment there is none
+            draft.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        sync(folder.parent)
+        index = cls.open(folder)
         index.read = reader
         return index
 
@@ -147,8 +150,7 @@ class PassageIndex:
             raise FileNotFoundError(f"cannot open index {folder}: no such folder; {rebuild}")
         try:
             manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-            with _links(folder) as links:
-                return cls(tantivy.Index.open(str(links)), manifest.corpus)
+            return cls(_opened(folder), manifest.corpus)
         except FileNotFoundError as error:
             why = f"it has no {MANIFEST}, so it is not an index of passages, or its build was cut"
             raise ValueError(f"cannot open index {folder}: {why}; {rebuild}") from error
@@ -213,8 +215,10 @@ class PassageIndex:
             document = self._searcher.doc(address)
             passages.append(
                 Passage(
-                    id=bytes(document.get_first("id") or b"").decode(),
-                    contents=str(document.get_first("contents")),
+                    document={
+                        "id": bytes(document.get_first("id") or b"").decode(),
+                        "contents": str(document.get_first("contents")),
+                    },
                     score=float(score),
                 )
             )
@@ -226,18 +230,17 @@ def index_beside(corpus_path: Path) -> Path:
     return corpus_path.with_name(f"{corpus_path.name}.index")
 
 
-@contextmanager
-def _links(folder: Path) -> Iterator[Path]:
-    """A temporary folder of links to the index's files, needed until the index is open.
+def _opened(folder: Path) -> tantivy.Index:
+    """tantivy's index in a folder that may be on a read-only disk.
 
-    tantivy writes a lock beside the files that it opens, and the index may be on a read-only disk.
+    tantivy writes a lock beside the files that it opens, so it opens links to them.
     """
     links = Path(tempfile.mkdtemp(prefix="index-links-"))
     try:
         for path in folder.resolve().iterdir():
             if not path.name.startswith("."):  # tantivy's locks
                 (links / path.name).symlink_to(path)
-        yield links
+        return tantivy.Index.open(str(links))
     finally:
         for _ in range(100):  # a thread of tantivy may write the lock once more meanwhile
             shutil.rmtree(links, ignore_errors=True)
@@ -248,12 +251,7 @@ def _links(folder: Path) -> Iterator[Path]:
 # --- building -------------------------------------------------------------------------------------
 
 
-def _fill(
-    folder: Path,
-    reader: CorpusReader,
-    progress: Callable[[CorpusProgress], None],
-    limit: int | None,
-) -> None:
+def _fill(folder: Path, reader: CorpusReader, progress: Callable[[CorpusReader], None]) -> None:
     """Write an index into an empty folder, the manifest last."""
     stat = reader.path.stat()
     builder = tantivy.SchemaBuilder()
@@ -268,8 +266,8 @@ def _fill(
         document.add_text("contents", contents)
         writer.add_document(document)
         if reader.kept % PROGRESS_EVERY == 0:
-            progress(reader.progress)
-    progress(reader.progress)
+            progress(reader)
+    progress(reader)
     if reader.kept == 0:
         reasons = ", ".join(f"{count} x {why}" for why, count in reader.dropped.items())
         raise ValueError(
@@ -283,7 +281,7 @@ def _fill(
         size_bytes=stat.st_size,
         mtime_ns=stat.st_mtime_ns,
         sha256=_sha256_of(reader.path),
-        limit=limit,
+        limit=reader.limit,
     )
     with (folder / MANIFEST).open("w") as file:
         file.write(Manifest(corpus=corpus).model_dump_json(indent=2) + "\n")

@@ -5,20 +5,20 @@ key is read from the environment and only sent in the request header.
 """
 
 import asyncio
-import json
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 from yarl import URL
 
+from tool_server.search.index import Passage
 from tool_server.wire.http import Peer, plain_session, post
 from tool_server.wire.protocol import ToolUnavailable
-from tool_server.wire.responses import dumps, max_answer_bytes
+from tool_server.wire.responses import dumps, max_answer_bytes, read_json
 
 KEY_VARIABLE = "SERPER_API_KEY"
 
@@ -36,15 +36,41 @@ TIMEOUT_S = 30.0
 CONNECTIONS = 32
 """Requests to an engine at once; further requests wait."""
 
+Form = TypeVar("Form")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchHit:
-    """One search result, in Search-R1's form."""
 
-    document: Mapping[str, Any]
-    """Has `contents`, `id` if the engine gives one, and further fields of the engine."""
+class _Hits(msgspec.Struct):
+    """Search-R1's answer with scores: a list of passages for each query."""
 
-    score: float
+    result: list[list[Passage]]
+
+
+class _Box(msgspec.Struct):
+    title: str = ""
+    link: str = ""
+    answer: str | None = None
+    snippet: str | None = None
+
+
+class _Graph(msgspec.Struct, rename="camel"):
+    title: str = ""
+    description: str = ""
+    description_link: str | None = None
+    website: str | None = None
+
+
+class _Page(msgspec.Struct):
+    link: str
+    title: str = ""
+    snippet: str = ""
+
+
+class Pages(msgspec.Struct, rename="camel"):
+    """Serper's answer; nothing of it may be found."""
+
+    organic: list[_Page]
+    answer_box: _Box | None = None
+    knowledge_graph: _Graph | None = None
 
 
 def upstream_of(url: str) -> "Upstream":
@@ -97,15 +123,15 @@ class Upstream(ABC):
             await self._session.close()
 
     @abstractmethod
-    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+    async def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """At most k results for each query, best first.
 
         Raises:
             ToolUnavailable: there is no valid answer.
         """
 
-    async def _post(self, payload: Mapping[str, Any], queries: int = 1) -> Any:
-        """The JSON of the engine's answer to so many queries."""
+    async def _post(self, payload: Mapping[str, Any], form: type[Form], queries: int = 1) -> Form:
+        """The engine's answer to so many queries."""
         assert self._session is not None
         peer = Peer(
             name="the engine",
@@ -125,14 +151,10 @@ class Upstream(ABC):
             timeout_s=TIMEOUT_S,
         )
         try:
-            return json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise _invalid("its answer is not JSON") from error
-
-
-def _invalid(what: str) -> ToolUnavailable:
-    """The engine would answer the same again."""
-    return ToolUnavailable(what, tool="retrieve")
+            return read_json(partial(msgspec.json.decode, type=form), raw)
+        except (ValueError, RecursionError) as error:  # it would answer the same again
+            why = f"its answer is not one of {self.kind}: {error}"
+            raise ToolUnavailable(why, tool="retrieve") from error
 
 
 class SearchR1(Upstream):
@@ -144,24 +166,15 @@ class SearchR1(Upstream):
     kind, endpoint = "search_r1", "/retrieve"
     remedy = "is this Search-R1's server?"
 
-    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
-        body = await self._post(
-            {"queries": list(queries), "topk": k, "return_scores": True}, len(queries)
-        )
-        result = body.get("result") if isinstance(body, dict) else None
-        if not isinstance(result, list) or len(result) != len(queries):
-            raise _invalid(f"its answer has no `result` of {len(queries)} lists")
-        return [self._hits(items)[:k] for items in result]
-
-    def _hits(self, items: Any) -> list[SearchHit]:
-        try:
-            hits = [SearchHit(document=i["document"], score=float(i["score"])) for i in items]
-            is_good = all(isinstance(hit.document["contents"], str) for hit in hits)
-        except (TypeError, KeyError, ValueError, OverflowError) as error:
-            raise _invalid("one of its results has no document or score") from error
-        if not is_good or not all(math.isfinite(hit.score) for hit in hits):
-            raise _invalid("one of its results has no text or no score")
-        return hits
+    async def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        asked = {"queries": list(queries), "topk": k, "return_scores": True}
+        found = (await self._post(asked, _Hits, len(queries))).result
+        if len(found) != len(queries) or not all(
+            isinstance(hit.document.get("contents"), str) for hits in found for hit in hits
+        ):
+            why = f"its answer has not {len(queries)} lists of documents with `contents`"
+            raise ToolUnavailable(why, tool="retrieve")
+        return [hits[:k] for hits in found]
 
 
 class Serper(Upstream):
@@ -184,7 +197,7 @@ class Serper(Upstream):
             )
         self.headers = {"X-API-KEY": key}
 
-    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+    async def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         tasks = [asyncio.ensure_future(self._one(query, k)) for query in queries]
         try:
             return list(await asyncio.gather(*tasks))
@@ -192,35 +205,24 @@ class Serper(Upstream):
             for task in tasks:  # if one query failed, the others are cancelled
                 task.cancel()
 
-    async def _one(self, query: str, k: int) -> list[SearchHit]:
+    async def _one(self, query: str, k: int) -> list[Passage]:
         if not query.strip():
             return []
-        body = await self._post({"q": query, "num": k})
-        try:
-            pages = _pages(body)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise _invalid("its answer is not a list of pages") from error
-        return [
-            SearchHit(document={"id": link, "contents": f'"{title}"\n{text}'}, score=1.0 / place)
-            for place, (link, title, text) in enumerate(pages[:k], start=1)
-        ]
+        pages = passages_of(await self._post({"q": query, "num": k}, Pages))
+        return pages[:k]
 
 
-def _pages(body: Any) -> list[tuple[str, str, str]]:
-    """(link, title, text) of the pages in Serper's answer, which may be none.
-
-    Raises:
-        TypeError, KeyError, AttributeError: this is not Serper's answer.
-    """
-    pages = []
-    if box := body.get("answerBox"):
-        text = " ".join(filter(None, (box.get("answer"), box.get("snippet"))))
-        pages.append((box.get("link", ""), box.get("title", ""), text))
-    if graph := body.get("knowledgeGraph"):
-        link = graph.get("descriptionLink") or graph.get("website") or ""
-        pages.append((link, graph.get("title", ""), graph.get("description", "")))
-    for page in body["organic"]:
-        pages.append((page["link"], page.get("title", ""), page.get("snippet", "")))
-    if not all(isinstance(part, str) for page in pages for part in page):
-        raise TypeError("a link, title or text is not a string")
-    return [page for page in pages if page[2]]
+def passages_of(found: Pages) -> list[Passage]:
+    """The pages with a text, as passages whose first line is the title."""
+    pages = [(page.link, page.title, page.snippet) for page in found.organic]
+    if graph := found.knowledge_graph:
+        link = graph.description_link or graph.website or ""
+        pages.insert(0, (link, graph.title, graph.description))
+    if box := found.answer_box:
+        text = " ".join(filter(None, (box.answer, box.snippet)))
+        pages.insert(0, (box.link, box.title, text))
+    with_text = [page for page in pages if page[2]]
+    return [
+        Passage(document={"id": link, "contents": f'"{title}"\n{text}'}, score=1.0 / place)
+        for place, (link, title, text) in enumerate(with_text, start=1)
+    ]

@@ -16,7 +16,7 @@ from cpu_engine.decoder import BatchDecoder, Request
 from cpu_engine.sampling import Sampling
 from samplers.rows.schema import Row
 from tool_server.calculator import CalculationError, calculate
-from tool_server.retrieve import hits_of_index, retrieve_answer
+from tool_server.retrieve import retrieve_answer
 from tool_server.run_code import run_answer
 from tool_server.sandbox import Sandbox
 from tool_server.search import PassageIndex
@@ -53,7 +53,7 @@ class LocalTools:
             except CalculationError as error:
                 return {"error": str(error)}
         if tool == "retrieve":
-            hits = hits_of_index(self.index, payload["queries"], payload["topk"])
+            hits = [self.index.search(query, payload["topk"]) for query in payload["queries"]]
             return retrieve_answer(hits, return_scores=True)
         async with self._runs:
             return run_answer(await self.sandbox.run_python(payload["code"], payload["stdin"]))

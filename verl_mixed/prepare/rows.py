@@ -14,7 +14,7 @@ from samplers.kind import Kind
 from samplers.rows.prepare import Prepared, PrepareProgress, Tokenizer, prepare
 
 if TYPE_CHECKING:  # importing search takes longer than everything else here
-    from tool_server.search import CorpusProgress
+    from tool_server.search.corpus import CorpusReader
 
 
 def prepare_files(
@@ -47,7 +47,7 @@ def prepare_files(
 @contextmanager
 def reading_bar(
     name: str, items: str
-) -> "Generator[Callable[[PrepareProgress | CorpusProgress], None]]":
+) -> "Generator[Callable[[PrepareProgress | CorpusReader], None]]":
     """A progress bar on stderr over the bytes read of `name`, with a count of the `items` kept."""
     columns = (
         TextColumn("{task.description}"),
@@ -59,7 +59,7 @@ def reading_bar(
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(escape(name), total=None, kept=0)
 
-        def show(progress: "PrepareProgress | CorpusProgress") -> None:
+        def show(progress: "PrepareProgress | CorpusReader") -> None:
             bar.update(
                 task,
                 total=progress.size_bytes or None,  # unknown if the records are made
