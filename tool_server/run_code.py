@@ -5,14 +5,11 @@ until `POST /end_session`.
 """
 
 import asyncio
-import base64
-import binascii
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tool_server.http import (
     RequestSlots,
@@ -60,13 +57,15 @@ SHORT_CHARS = 1000
 class RunCodeRequest(BaseModel):
     """SandboxFusion's request; other fields are ignored, as SandboxFusion does."""
 
+    model_config = ConfigDict(val_json_bytes="base64")
+
     code: str
     language: str = "python"
     stdin: str | None = ""
     compile_timeout: float = Field(default=10.0, gt=0, le=MAX_RUN_S)
     run_timeout: float = Field(default=5.0, gt=0, le=MAX_RUN_S)
     memory_limit_MB: int = Field(-1, le=4096)
-    files: dict[str, str | None] = Field(default_factory=dict)
+    files: dict[str, bytes | None] = Field(default_factory=dict)
     """Relative path -> content in base64."""
 
     fetch_files: list[str] = Field(default_factory=list)
@@ -162,8 +161,8 @@ class RunCode:
     async def _run_code(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunCodeRequest)
         limits = _limits_of(asked)
+        files = {path: content or b"" for path, content in asked.files.items()}
         try:
-            files = _decoded(request, asked.files)
             if asked.session is not None:
                 return _ran(await self._run_cell(asked, asked.session, files, limits))
             program = Program(
@@ -177,7 +176,9 @@ class RunCode:
         except NotSupported as error:
             return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
-            return _failed(error)
+            # Not 503, which would say that the server does not answer anybody now. The program may
+            # be the reason, and a part of it may have run.
+            return json_answer(sandbox_error(str(error)), status=500)
 
     async def _run(self, program: Program, limits: Limits) -> RunResult:
         sandbox = self.sandbox
@@ -277,16 +278,9 @@ def _bound_outputs(answer: dict[str, Any], most: int) -> int:
 
 def _ran(answer: dict[str, Any]) -> web.Response:
     """The response with a program's result, marked whether the caller may cache it."""
-    files = answer.pop("files")
-    response = json_answer(answer | {"files": files})
+    response = json_answer(answer)
     response.headers[CACHEABLE] = "yes" if is_repeatable(answer) else "no"
     return response
-
-
-def _failed(error: SandboxUnavailable) -> web.Response:
-    """500: the sandbox failed, maybe because of the program, a part of which may have run. Not 503,
-    which would say that the server does not answer anybody now."""
-    return json_answer(sandbox_error(str(error)), status=500)
 
 
 def _limits_of(asked: RunCodeRequest) -> Limits:
@@ -297,16 +291,6 @@ def _limits_of(asked: RunCodeRequest) -> Limits:
         cpu_s=math.ceil(max(asked.run_timeout, asked.compile_timeout)),
         memory_mb=memory_mb if asked.memory_limit_MB > 0 else Limits().memory_mb,
     )
-
-
-def _decoded(request: web.Request, files: Mapping[str, str | None]) -> dict[str, bytes]:
-    decoded = {}
-    for path, content in files.items():
-        try:
-            decoded[path] = base64.b64decode(content or "", validate=True)
-        except binascii.Error as error:
-            raise bad_request(request, f"files.{path}: not base64 ({error})") from error
-    return decoded
 
 
 def run_answer(result: RunResult) -> dict[str, Any]:

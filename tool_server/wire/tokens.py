@@ -8,7 +8,6 @@ import ipaddress
 import os
 import re
 import secrets
-import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,8 +16,6 @@ from urllib.parse import urlsplit
 
 TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
 """Environment variable with the bearer token of the tool servers."""
-
-_MOST_BYTES = 4096
 
 
 def token_for(url: str, environ: Mapping[str, str]) -> str:
@@ -80,17 +77,9 @@ def _read_own(path: Path) -> str:
     put a link to a secret file of this user there, and a server of that user would get its content.
     """
     _refuse_shared_folder(path.parent)
-    # O_NONBLOCK: the open of a FIFO would wait for its other end
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            raise ValueError(
-                f"{path}: it is a FIFO, a device or another user's; delete it, and a new is made"
-            )
-        if about.st_mode & 0o077:
-            raise ValueError(f"{path}: others can read it; delete it, and a new one is made")
-        content = file.read(_MOST_BYTES)
-    token = content.decode("ascii", errors="replace").strip()
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"{path}: others can read it; delete it, and a new one is made")
+    token = path.read_text("ascii", errors="replace").strip()
     if not re.fullmatch(r"[\x21-\x7e]+", token):
         raise ValueError(f"{path}: it holds no token; delete it, and a new one is made")
     return token
