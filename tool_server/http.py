@@ -178,13 +178,9 @@ async def body_of(request: web.Request, model: type[Request]) -> Request:
             f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}"
             for item in error.errors()[:MOST_ERRORS]
         )
-        raise bad_request(request, wrong) from error
     except (ValueError, RecursionError) as error:
-        raise bad_request(request, f"body: {error}") from error
-
-
-def bad_request(request: web.Request, wrong: str) -> web.HTTPException:
-    return json_error(web.HTTPBadRequest, f"POST {request.path}: {wrong}")
+        wrong = f"body: {error}"
+    raise json_error(web.HTTPBadRequest, f"POST {request.path}: {wrong}")
 
 
 def json_error(

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tool_server.http import (
     RequestSlots,
-    bad_request,
     body_of,
     fingerprint_of,
     json_answer,
@@ -33,7 +32,7 @@ from tool_server.sandbox import (
     choose_sandbox,
 )
 from tool_server.settings import ServerSettings
-from tool_server.submission import SubmitRequest, same_lines, tests_of
+from tool_server.submission import SubmitRequest, same_lines
 from tool_server.wire.fenced import extract_code
 from tool_server.wire.protocol import CACHEABLE, MAX_RUN_S, NOT_EXECUTED
 from tool_server.wire.responses import is_repeatable
@@ -213,13 +212,7 @@ class RunCode:
 
     async def _submit(self, request: web.Request) -> web.Response:
         asked = await body_of(request, SubmitRequest)
-        config = asked.config
-        try:
-            tests = tests_of(config)
-        except ValueError as error:
-            raise bad_request(request, str(error)) from error
-        if not config.language:
-            raise bad_request(request, "config.language: CommonOJDataset needs it")
+        config, tests = asked.config, asked.config.provided_data
         code = extract_code(asked.completion, config.language)
         limits = Limits(
             wall_s=config.run_timeout or 10.0,
@@ -229,7 +222,20 @@ class RunCode:
         outcomes, free_chars = list[dict[str, Any]](), MAX_SUBMIT_CHARS
         for test in tests:
             program = Program(code=code, language=config.language, stdin=test.input["stdin"])
-            done, passed = await self._judge(program, limits, test.output["stdout"])
+            passed = False
+            try:
+                result = await self._run(program, limits)
+            except NotSupported as error:
+                done = not_supported(str(error))
+            except SandboxUnavailable as error:  # 500 is no verdict: the caller tries again
+                raise json_error(web.HTTPInternalServerError, str(error)) from error
+            else:
+                done = run_answer(result)
+                if done["status"] == "Success":
+                    # In a thread, because a megabyte of numbers takes 0.2 s.
+                    passed = await asyncio.to_thread(
+                        same_lines, result.stdout, test.output["stdout"]
+                    )
             free_chars -= _bound_outputs(done, free_chars)
             outcomes.append({"passed": passed, "exec_info": done, "test_info": test.model_dump()})
             if not passed and not config.extra.get("run_all_cases"):
@@ -245,22 +251,6 @@ class RunCode:
                 "extracted_type": None,
                 "extra": None,
             }
-        )
-
-    async def _judge(
-        self, program: Program, limits: Limits, expected: str
-    ) -> tuple[dict[str, Any], bool]:
-        """The answer of one test's run, and whether its output is the expected one."""
-        try:
-            result = await self._run(program, limits)
-        except NotSupported as error:
-            return not_supported(str(error)), False
-        except SandboxUnavailable as error:  # 500 is no verdict: the caller tries again
-            raise json_error(web.HTTPInternalServerError, str(error)) from error
-        done = run_answer(result)
-        # In a thread, because a megabyte of numbers takes 0.2 s.
-        return done, done["status"] == "Success" and await asyncio.to_thread(
-            same_lines, result.stdout, expected
         )
 
 

@@ -24,10 +24,12 @@ class SubmitConfig(BaseModel):
     """The fields of SandboxFusion's TestConfig that matter for stdin/stdout tests."""
 
     dataset_type: str | None = None
-    language: str | None = None
+    language: str = Field(min_length=1)
     compile_timeout: float | None = Field(default=None, gt=0)
     run_timeout: float | None = Field(default=None, gt=0, le=120)
-    provided_data: dict[str, Any] | None = None
+    provided_data: list[StdioTest] = Field(default=[], validate_default=True)
+    """Given as `{"test": tests}`; the tests may be a text of JSON."""
+
     extra: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("dataset_type")
@@ -37,6 +39,28 @@ class SubmitConfig(BaseModel):
             raise ValueError(f"{value!r} is not supported: use CommonOJDataset")
         return value
 
+    @field_validator("provided_data", mode="before")
+    @classmethod
+    def _tests(cls, value: Any) -> Any:
+        given = value.get("test") if isinstance(value, dict) else None
+        return json.loads(given) if isinstance(given, str) else given or []
+
+    @field_validator("provided_data")
+    @classmethod
+    def _are_supported(cls, tests: list[StdioTest]) -> list[StdioTest]:
+        if not tests:
+            raise ValueError(
+                "config.provided_data.test: the server has no datasets; send at least one "
+                "{input: {stdin}, output: {stdout}}"
+            )
+        for number, test in enumerate(tests):
+            if set(test.input) != {"stdin"} or set(test.output) != {"stdout"}:
+                raise ValueError(
+                    f"config.provided_data.test[{number}]: only stdin and stdout are supported, not"
+                    f" {', '.join(sorted({*test.input, *test.output} - {'stdin', 'stdout'}))}"
+                )
+        return tests
+
 
 class SubmitRequest(BaseModel):
     """SandboxFusion's request, with the tests in `config.provided_data.test`."""
@@ -45,30 +69,6 @@ class SubmitRequest(BaseModel):
     id: int | str = 0
     completion: str
     config: SubmitConfig
-
-
-def tests_of(config: SubmitConfig) -> list[StdioTest]:
-    """The tests of a request.
-
-    Raises:
-        ValueError: there are no tests, or they have another form.
-    """
-    given = (config.provided_data or {}).get("test")
-    if isinstance(given, str):
-        given = json.loads(given)
-    if not isinstance(given, list) or not given:
-        raise ValueError(
-            "config.provided_data.test: the server has no datasets; send at least one "
-            "{input: {stdin}, output: {stdout}}"
-        )
-    tests = [StdioTest.model_validate(test) for test in given]
-    for number, test in enumerate(tests):
-        if set(test.input) != {"stdin"} or set(test.output) != {"stdout"}:
-            raise ValueError(
-                f"config.provided_data.test[{number}]: only stdin and stdout are supported, not "
-                f"{', '.join(sorted({*test.input, *test.output} - {'stdin', 'stdout'}))}"
-            )
-    return tests
 
 
 def same_lines(got: str, expected: str) -> bool:
