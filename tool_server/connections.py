@@ -12,8 +12,8 @@ MOST_FILES = 1 << 16
 """Descriptors that are enough for any load of this server."""
 
 KEEPALIVE_S = 75.0
-"""From an answer to the next request. The tool client closes an unused connection after 60 s, so
-that no request is sent into a connection that the server is about to close."""
+"""From an answer to the next request. Longer than a client of ours keeps an unused connection, so
+no request is sent into a connection that the server is about to close."""
 
 
 def most_connections() -> int:

@@ -12,11 +12,10 @@ from tool_server.wire.protocol import (
     FINGERPRINT,
     Again,
     ToolCall,
-    ToolRejected,
     ToolResult,
     ToolUnavailable,
 )
-from tool_server.wire.responses import decode, dumps, max_answer_bytes, sandbox_fault
+from tool_server.wire.responses import decode, dumps, max_answer_bytes
 from tool_server.wire.tokens import TOKEN_VARIABLE, token_for
 
 KEEP_S = 4.0
@@ -62,11 +61,6 @@ class ToolRequests:
             body = decode(call, raw)
         except (ValueError, RecursionError) as error:
             raise unreadable(error, peer) from error
-        fault, is_final = sandbox_fault(call.tool, body)
-        if is_final:
-            raise ToolRejected(fault, tool=call.tool)
-        if fault:  # the program may have caused it
-            raise ToolUnavailable(fault, tool=call.tool, again=Again.COUNTED)
         fingerprint = response.headers.get(FINGERPRINT, "")
         mark = response.headers.get(CACHEABLE)
         return ToolResult(

@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from tool_server.search.index import Passage
-from tool_server.wire.http import Peer, plain_session, post
+from tool_server.wire.http import Peer, plain_session, post, unreadable
 from tool_server.wire.protocol import ToolUnavailable
 from tool_server.wire.responses import dumps, max_answer_bytes, read_json
 
@@ -152,9 +152,8 @@ class Upstream(ABC):
         )
         try:
             return read_json(partial(msgspec.json.decode, type=form), raw)
-        except (ValueError, RecursionError) as error:  # it would answer the same again
-            why = f"its answer is not one of {self.kind}: {error}"
-            raise ToolUnavailable(why, tool="retrieve") from error
+        except (ValueError, RecursionError) as error:
+            raise unreadable(error, peer) from error
 
 
 class SearchR1(Upstream):

@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 import msgspec
 from typing_extensions import Required, TypedDict
 
-from tool_server.wire.protocol import ToolCall, ToolResult
+from tool_server.wire.protocol import (
+    Again,
+    Fault,
+    ToolCall,
+    ToolRejected,
+    ToolResult,
+    ToolUnavailable,
+)
 
 MAX_ANSWER_BYTES = {"run_code": 16 << 20, "retrieve": 4 << 20}
 """Largest body of an answer, per tool. JSON writes a byte of a program's output as at most 6 bytes
@@ -143,6 +150,7 @@ def decode(call: ToolCall, raw: bytes) -> dict[str, Any]:
     Fields that neither the agent loops nor the rewards read are dropped.
 
     Raises:
+        ToolRejected, ToolUnavailable: the sandbox says that it failed.
         ValueError: the body is not JSON, or not an answer of this tool.
         RecursionError: the JSON is nested too deeply.
     """
@@ -156,6 +164,8 @@ def _decode(call: ToolCall, raw: str | bytes | bytearray) -> dict[str, Any]:
     match call.tool:
         case "run_code":
             run = _RUN.decode(raw)
+            if run["status"] == "SandboxError":
+                raise _sandbox_fault(str(run.get("message"))[:MAX_FAULT])
             if run["status"] == "Success" and (run.get("run_result") or {}).get("stdout") is None:
                 raise msgspec.ValidationError("a program that succeeded has no output")
             return {**run}
@@ -213,16 +223,13 @@ def _timestamp(date: str) -> float | None:
         return None
 
 
-def sandbox_fault(tool: str, body: dict[str, Any]) -> tuple[str, bool]:
-    """A fault of the sandbox itself, which it reports with HTTP 200.
-
-    Returns:
-        The fault, "" if there is none; and whether the sandbox will never accept this request.
-    """
-    if tool != "run_code" or body.get("status") != "SandboxError":
-        return "", False
-    message = str(body.get("message"))[:MAX_FAULT]
-    return f"SandboxError: {message}", _NEVER_SUPPORTED.match(message) is not None
+def _sandbox_fault(message: str) -> Fault:
+    """A fault of the sandbox itself, which it reports with HTTP 200."""
+    words = f"SandboxError: {message}"
+    if _NEVER_SUPPORTED.match(message):
+        return ToolRejected(words, tool="run_code")
+    # the program may have caused it
+    return ToolUnavailable(words, tool="run_code", again=Again.COUNTED)
 
 
 def may_be_cached(result: ToolResult) -> bool:
