@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from agent_loop.calls.child_process import uninterrupted
 from agent_loop.gateway import anthropic_messages, chat_completions, responses
@@ -259,9 +260,18 @@ class _Server(web.Server):
             loop.call_later(wait_s, transport.resume_reading)
 
 
+def _in_a_line(record: logging.LogRecord) -> bool:
+    """Of aiohttp's reports, a line of each error; nothing of a request that it cannot read, because
+    it would write what was sent, and a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", ()
+        record.exc_info = None
+    return not isinstance(error, HttpProcessingError)
+
+
 _http_log = logging.getLogger(f"{__name__}.http")
-_http_log.disabled = True
-"""aiohttp writes what was sent, and a traceback, of each request that it cannot read."""
+_http_log.addFilter(_in_a_line)
 
 
 async def _in_turn(served: Served, request: web.BaseRequest, place: str) -> web.StreamResponse:

@@ -187,6 +187,21 @@ async def test_what_is_no_http_writes_nothing_to_the_log(
     assert not caplog.records
 
 
+async def test_an_error_of_the_server_itself_is_a_line_of_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("boom")
+
+    await site.open(session_of("hermes", []))
+    monkeypatch.setattr(server, "_json", broken)
+    assert (await site.post(f"http://127.0.0.1:{site.gateway.port}/s/none/v1", {}))[0] == 500
+    (record,) = caplog.records
+    assert record.exc_info is None
+    said = "Error handling request from 127.0.0.1: RuntimeError: boom"
+    assert record.getMessage() == said
+
+
 async def test_connections_that_come_too_fast_are_read_later(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
