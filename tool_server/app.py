@@ -141,10 +141,12 @@ def app_runner(app: web.Application) -> web.AppRunner:
 
 
 async def _serve(app: web.Application, settings: ServerSettings, ready_file: Path | None) -> None:
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, drain = asyncio.Event(), app[DRAIN]
 
     def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+        if stop.is_set():
+            drain.cancel()
+        stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
@@ -171,7 +173,7 @@ async def _serve(app: web.Application, settings: ServerSettings, ready_file: Pat
         print(f"tool server listening url={url} pid={os.getpid()}", flush=True)
         await stop.wait()
         # The server still listens while it drains, so that late requests get 503 and no error.
-        cancelled = await app[DRAIN].finish(DRAIN_S, hurry)
-        print(f"tool server stopping cancelled={cancelled}", flush=True)
+        await drain.finish(DRAIN_S)
+        print(f"tool server stopping cancelled={drain.cancelled}", flush=True)
     finally:
         await runner.cleanup()

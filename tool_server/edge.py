@@ -66,26 +66,25 @@ class Drain:
         self.ended = False
         """Requests under way are cancelled."""
 
+        self.cancelled = 0
+        """How many."""
+
         self.under_way: set[asyncio.Task[object]] = set()
         """Each ends when its answer is sent."""
 
-    async def finish(self, drain_s: float, hurry: asyncio.Event) -> int:
-        """Wait for the requests under way, at most `drain_s` or until `hurry`; cancel the rest.
-
-        Returns the number of requests that were cancelled.
-        """
+    async def finish(self, drain_s: float) -> None:
+        """Wait for the requests under way, at most `drain_s`, and cancel the rest."""
         self.began = True
-        hurried = asyncio.ensure_future(hurry.wait())
-        all_ended = asyncio.gather(*self.under_way, return_exceptions=True)
-        await asyncio.wait(
-            [hurried, all_ended], timeout=drain_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        hurried.cancel()
-        self.ended = True
-        late = list(self.under_way)
-        for task in late:
-            task.cancel()
-        return len(late)
+        if self.under_way:
+            await asyncio.wait(self.under_way, timeout=drain_s)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the requests under way."""
+        if not self.ended:
+            self.ended, self.cancelled = True, len(self.under_way)
+            for task in list(self.under_way):
+                task.cancel()
 
 
 METRICS = web.AppKey("metrics", Metrics)

@@ -236,13 +236,14 @@ async def test_a_server_that_drains_says_which_calls_it_may_have_executed(drain_
     async with server(sandbox_workers=1) as (session, app):
         slow = asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
         await until(lambda: calculator_of(app).slots.active == 1)
-        drained = asyncio.ensure_future(app[DRAIN].finish(drain_s, hurry := asyncio.Event()))
+        drained = asyncio.ensure_future(app[DRAIN].finish(drain_s))
         await until(lambda: app[DRAIN].began)
         late = await session.post("/calculate", json={"expression": "1"})
         assert (late.status, late.headers[EXECUTED]) == (503, "no")
         if drain_s:
-            hurry.set()
-        assert await drained == 1
+            app[DRAIN].cancel()
+        await drained
+        assert app[DRAIN].cancelled == 1
         assert ((await slow).status, (await slow).headers[EXECUTED]) == (503, "maybe")
 
 

@@ -24,9 +24,6 @@ KEY_VARIABLE = "SERPER_API_KEY"
 
 SERPER_URL = "https://google.serper.dev/search"
 
-MAX_QUERY_BYTES = 1 << 16
-"""Bytes that an answer may have for each query after the first: 16 passages of 4 KB."""
-
 MAX_BATCH_BYTES = 64 << 20
 """Bytes that the answer to a batch of queries may have."""
 
@@ -141,13 +138,12 @@ class Upstream(ABC):
             refused=self.remedy,
             shows=0,  # its words may repeat the key, or what is secret in the URL
         )
-        limit = max_answer_bytes("retrieve") + (queries - 1) * MAX_QUERY_BYTES
         raw, _ = await post(
             self._session,
             self._address,
             dumps(payload),
             peer,
-            limit=min(limit, MAX_BATCH_BYTES),
+            limit=min(queries * max_answer_bytes("retrieve"), MAX_BATCH_BYTES),
             timeout_s=TIMEOUT_S,
         )
         try:
