@@ -268,7 +268,8 @@ def _bound_outputs(answer: dict[str, Any], most: int) -> int:
 
 def _ran(answer: dict[str, Any]) -> web.Response:
     """The response with a program's result, marked whether the caller may cache it."""
-    response = json_answer(answer)
+    files = answer.pop("files")  # the last field, also behind a session
+    response = json_answer(answer | {"files": files})
     response.headers[CACHEABLE] = "yes" if is_repeatable(answer) else "no"
     return response
 
