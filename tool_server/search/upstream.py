@@ -15,9 +15,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from config.compat import timeout
 from tool_server.search.index import Passage
 from tool_server.wire.http import Peer, plain_session, post, unreadable
-from tool_server.wire.protocol import ToolUnavailable
+from tool_server.wire.protocol import Again, ToolTimeout, ToolUnavailable
 from tool_server.wire.responses import dumps, max_answer_bytes, read_json
 
 KEY_VARIABLE = "SERPER_API_KEY"
@@ -138,18 +139,16 @@ class Upstream(ABC):
             refused=self.remedy,
             shows=0,  # its words may repeat the key, or what is secret in the URL
         )
-        raw, _ = await post(
-            self._session,
-            self._address,
-            dumps(payload),
-            peer,
-            limit=min(queries * max_answer_bytes("retrieve"), MAX_BATCH_BYTES),
-            timeout_s=TIMEOUT_S,
-        )
+        data, limit = dumps(payload), min(queries * max_answer_bytes("retrieve"), MAX_BATCH_BYTES)
         try:
+            async with timeout(TIMEOUT_S):
+                raw, _ = await post(self._session, self._address, data, peer, limit=limit)
             return read_json(partial(msgspec.json.decode, type=form), raw)
         except (ValueError, RecursionError) as error:
             raise unreadable(error, peer) from error
+        except TimeoutError as error:
+            why = f"no answer within {TIMEOUT_S:g} s"
+            raise ToolTimeout(why, tool="retrieve", again=Again.UNTIL_DEADLINE) from error
 
 
 class SearchR1(Upstream):

@@ -26,8 +26,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from config.compat import timeout
-from tool_server.wire.protocol import EXECUTED, Again, Fault, ToolRejected, ToolTimeout
+from tool_server.wire.protocol import EXECUTED, Again, Fault, ToolRejected
 from tool_server.wire.protocol import ToolUnavailable as Unavailable
 from tool_server.wire.responses import retry_after_s
 
@@ -125,53 +124,21 @@ class _Body(aiohttp.BytesPayload):
 
 
 async def post(
-    session: aiohttp.ClientSession,
-    url: URL | str,
-    data: bytes,
-    peer: Peer,
-    *,
-    limit: int,
-    timeout_s: float | None = None,
+    session: aiohttp.ClientSession, url: URL | str, data: bytes, peer: Peer, *, limit: int
 ) -> tuple[bytes, aiohttp.ClientResponse]:
     """Send a request with a JSON body; the body of the answer, and its status and headers.
+
+    The caller has a deadline.
 
     Args:
         session: a `plain_session`.
         limit: bytes that the answer may have.
-        timeout_s: seconds for the request; None: the caller has a deadline.
 
     Raises:
         ToolRejected: the server refuses what the model wrote.
         ToolUnavailable: there is no answer of status 200, or it must not be read.
     """
     body = _Body(data, content_type="application/json")
-    asked = _exchange(session, url, body, peer, limit)
-    if timeout_s is None:
-        return await asked
-    patience = timeout(timeout_s)
-    try:
-        async with patience:
-            return await asked
-    except TimeoutError as error:
-        if not patience.expired():
-            raise
-        raise ToolTimeout(
-            f"no answer from {peer.name} within {timeout_s:g} s",
-            tool=peer.tool,
-            again=Again.UNTIL_DEADLINE,
-            executed=body.was_sent,
-        ) from error
-
-
-async def _exchange(
-    session: aiohttp.ClientSession,
-    url: URL | str,
-    body: _Body,
-    peer: Peer,
-    limit: int,
-) -> tuple[bytes, aiohttp.ClientResponse]:
-    """As `post`, without a limit of time: in Python 3.10 one of aiohttp's errors would be taken for
-    its end."""
     headers = {"Authorization": f"Bearer {peer.secret}"} if peer.secret else None
     try:
         async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
