@@ -197,16 +197,13 @@ def _reason(request: web.Request, error: web.HTTPException) -> str | None:
         case web.HTTPRequestEntityTooLarge():
             return f"{request.method} {request.path}: {error.text}"
         case web.HTTPNotFound() if request.match_info.http_exception is error:
-            return f"no {request.path} here: the paths are {', '.join(_paths(request.app))}"
+            known = sorted(
+                f"{route.method} {route.resource.canonical}"
+                for route in request.app.router.routes()
+                if route.resource is not None and route.method != "HEAD"
+            )
+            return f"no {request.path} here: the paths are {', '.join(known)}"
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             return f"{request.path} takes {allowed}, not {request.method}"
     return error.reason if error.text == f"{error.status}: {error.reason}" else None
-
-
-def _paths(app: web.Application) -> list[str]:
-    return sorted(
-        f"{route.method} {route.resource.canonical}"
-        for route in app.router.routes()
-        if route.resource is not None and route.method != "HEAD"
-    )
