@@ -289,7 +289,7 @@ class ToolClient:
         """Whether the answer depends only on the call."""
         if self.route.caches is not None:
             return self.route.caches and not call.session
-        return call.idempotent and call.deterministic and call.tool in PURE_TOOLS
+        return call.idempotent and call.tool in PURE_TOOLS
 
     async def _call_cached(
         self, results: Results, call: ToolCall, deadline: Deadline
