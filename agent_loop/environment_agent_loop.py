@@ -20,7 +20,7 @@ from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import mistake_of, specs_of_tools
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.native import STEP, TEXT
-from agent_loop.turns.observation_style import ObservationStyle
+from agent_loop.turns.observation_style import GlueOf
 from agent_loop.turns.tags import Action, Language
 from agent_loop.turns.turn_loop import Observation, Rollout
 from tool_server.wire.protocol import ToolUnavailable
@@ -89,10 +89,10 @@ class EnvironmentAgentLoop(NativeAgentLoop):
 
     def dialogue(
         self, codec: HFCodec, source: str, prompt_ids: Sequence[int]
-    ) -> tuple[Language, ObservationStyle]:
+    ) -> tuple[Language, GlueOf]:
         call_format = format_of(self.settings.call_format) if self.specs else TEXT
         dialogue = self.in_template(codec, prompt_ids, call_format, None)
-        return dialogue, dialogue
+        return dialogue, dialogue.glue
 
     @property
     def _begun(self) -> Episode:

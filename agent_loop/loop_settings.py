@@ -226,6 +226,7 @@ def _read(config: DictConfig) -> LoopSettings:
             response_length=rollout.response_length,
             max_turn_length=multi_turn.get("max_turn_length"),
             turn_timeout_s=deadlines.turn_s,
+            max_result_length=mixed.turns.max_observation_length,
             answer_reserve=mixed.turns.answer_reserve,
         ),
         trajectory_s=deadlines.trajectory_s,

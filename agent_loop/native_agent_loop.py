@@ -11,7 +11,7 @@ from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.turns.call_formats import FORMATS, CallFormat
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.native import NativeDialogue, prompt_opens_thought
-from agent_loop.turns.observation_style import ObservationStyle
+from agent_loop.turns.observation_style import GlueOf
 from agent_loop.turns.tags import ActionKind, Language, Tags
 
 
@@ -22,14 +22,14 @@ class NativeAgentLoop(NamedToolsLoop):
         return [spec.schema for spec in self.specs.values()]
 
     def language(self) -> Language:
-        raise NotImplementedError("dialogue() makes it, together with the style of results")
+        raise NotImplementedError("dialogue() makes it, together with the glue of results")
 
     def dialogue(
         self, codec: HFCodec, source: str, prompt_ids: Sequence[int]
-    ) -> tuple[Language, ObservationStyle]:
+    ) -> tuple[Language, GlueOf]:
         answer = Tags.from_config(self.settings.tools, [ActionKind.ANSWER])
         dialogue = self.in_template(codec, prompt_ids, format_of(self.settings.call_format), answer)
-        return dialogue, dialogue
+        return dialogue, dialogue.glue
 
     def in_template(
         self,
@@ -39,15 +39,13 @@ class NativeAgentLoop(NamedToolsLoop):
         answer_tags: Tags | None,
     ) -> NativeDialogue:
         """Reads the calls of a conversation, and writes their results."""
-        settings = self.settings
         return NativeDialogue(
             call_format,
             {name: spec.parameters for name, spec in self.specs.items()},
             self.tool_messages(codec),
             codec,
             answer_tags,
-            max_calls=settings.max_actions,
-            max_length=settings.mixed.turns.max_observation_length,
+            max_calls=self.settings.max_actions,
             in_reasoning=prompt_opens_thought(codec, prompt_ids),
         )
 

@@ -39,7 +39,7 @@ from agent_loop.training.verl_adapters.engine_client import (
 )
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.codec import HFCodec, codec_of
-from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle
+from agent_loop.turns.observation_style import GlueOf, inline_glue
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags, stop_token_ids
 from agent_loop.turns.tool_messages import Render, ToolMessages
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
@@ -215,13 +215,13 @@ class TurnAgentLoop(AgentLoopBase):
 
         codec = codec_of(self.tokenizer)
         prompt_ids = self._prompt_ids(messages)
-        language, style = self.dialogue(codec, self._source, prompt_ids)
+        language, glue = self.dialogue(codec, self._source, prompt_ids)
         rollout = await run_turns(
             prompt_ids=prompt_ids,
             generate=partial(self._engine.generate, request_id=conversation),
             environment=environment,
             language=language,
-            style=style,
+            glue=glue,
             codec=codec,
             budget=budget,
             deadline=self._deadline,
@@ -237,9 +237,9 @@ class TurnAgentLoop(AgentLoopBase):
 
     def dialogue(
         self, codec: HFCodec, source: str, prompt_ids: Sequence[int]
-    ) -> tuple[Language, ObservationStyle]:
+    ) -> tuple[Language, GlueOf]:
         """How actions are read from the model's text, and how results enter the response."""
-        return self.language(), self._style(codec, source)
+        return self.language(), self._glue(codec, source)
 
     def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = [dict(message) for message in rows_own]
@@ -265,11 +265,11 @@ class TurnAgentLoop(AgentLoopBase):
             )
         return prompt_ids
 
-    def _style(self, codec: HFCodec, source: str) -> ObservationStyle:
-        longest = self.settings.mixed.turns.max_observation_length
+    def _glue(self, codec: HFCodec, source: str) -> GlueOf:
         if self.settings.observation_style_of(source) == "inline":
-            return InlineStyle(codec, *self.markers(), max_length=longest)
-        return ChatStyle(codec, self.tool_messages(codec), longest)
+            return inline_glue(codec, *self.markers())
+        messages = self.tool_messages(codec)
+        return lambda count: messages.glue((), ("tool",) * count)
 
     def tool_messages(self, codec: HFCodec) -> ToolMessages:
         """The template's glue around results, shared by the trajectories with the same tools."""

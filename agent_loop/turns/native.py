@@ -15,9 +15,8 @@ from typing import Any
 from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
 from agent_loop.turns.call_formats.message import Schemas, new_call_id
 from agent_loop.turns.codec import TokenCodec
-from agent_loop.turns.observation_style import RenderedResults, fit_between
 from agent_loop.turns.tags import Action, ActionKind, Tags, first_end, held_answer
-from agent_loop.turns.tool_messages import CallId, ToolMessages
+from agent_loop.turns.tool_messages import CallId, Glue, ToolMessages
 
 STEP = "step"
 """Kind of the action that is a message without calls; its content is the text."""
@@ -57,7 +56,7 @@ TEXT = TextFormat()
 
 
 class NativeDialogue:
-    """A `Language` and an `ObservationStyle` in one.
+    """A `Language`, and the glue around the results of the calls that it read last.
 
     Args:
         call_format: reads the calls; `TEXT` if there are no tools.
@@ -67,7 +66,6 @@ class NativeDialogue:
         answer_tags: tags around the answer within the last message, if the model writes them; None
             if a message without calls is a step of an environment.
         max_calls: calls of one message that are run; further ones are mistakes.
-        max_length: tokens of one result; None: as many as fit.
         in_reasoning: whether the prompt's end opens a thought.
     """
 
@@ -80,20 +78,16 @@ class NativeDialogue:
         answer_tags: Tags | None,
         *,
         max_calls: int,
-        max_length: int | None = None,
         in_reasoning: bool = False,
     ) -> None:
         self._format, self._schemas, self._messages = call_format, schemas, messages
         self._codec, self._answer_tags = codec, answer_tags
-        self._max_calls, self._max_length = max_calls, max_length
-        self._in_reasoning = in_reasoning
+        self._max_calls, self._in_reasoning = max_calls, in_reasoning
         self._called: list[CallId] = []
         """The calls of the last turn that was read."""
 
         self._count = 0
         """Calls of earlier turns."""
-
-    # --- Language ---------------------------------------------------------------------------------
 
     @property
     def stop_texts(self) -> list[str]:
@@ -153,16 +147,13 @@ class NativeDialogue:
             return True
         return any(text.rfind(start) > text.rfind(end) for start, end in THOUGHTS)
 
-    # --- ObservationStyle -------------------------------------------------------------------------
-
-    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
-        """The results in tool messages, or the answer to a step in a message of the user, and the
+    def glue(self, count: int) -> Glue:
+        """Results in tool messages, or the answer to a step in a message of the user, and the
         beginning of the next assistant's message."""
         glue = self._messages.glue(self._called, () if self._called else ("user",))
+        assert len(glue.writings) == count, (glue, count)
         self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[-1]))
-        return await fit_between(
-            glue, results, self._codec, last_id=last_id, room=room, max_length=self._max_length
-        )
+        return glue
 
 
 def plain_word(word: str, other: str) -> str:

@@ -1,19 +1,14 @@
-"""Tokens of tool results, between the tokens that a style or a chat template puts around them.
+"""Tokens of tool results, between the tokens that markers or a chat template put around them.
 
 A result that is too long is cut in the middle, between whole characters, and gets a visible mark.
-`fit_between` does this for every style. No verl, no torch.
-
-`inline`: markers around the result in the assistant's message (ReTool, Feng et al. 2025; Search-R1,
-Jin et al. 2025). `chat`: a message of the role `tool`, in the form of the chat template.
+`fit_between` does this for every glue. No verl, no torch.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from agent_loop.turns.codec import TokenCodec
-from agent_loop.turns.tool_messages import Glue, ToolMessages, written
+from agent_loop.turns.tool_messages import Glue, written
 
 CUT_MARK = "..."
 BROKEN = "\ufffd"  # bytes that are not a whole character decode to this
@@ -26,25 +21,20 @@ LONG_TEXT = 20_000
 each, and the event loop must go on after 50 ms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedResults:
-    """An observation as it enters the response."""
-
-    token_ids: list[int]  # (t,)
-    text: str
+GlueOf = Callable[[int], Glue]
+"""How results enter the response: what is put around so many results of one turn's actions."""
 
 
-class ObservationStyle(Protocol):
-    """Makes tokens of the results of one turn's actions."""
+def inline_glue(codec: TokenCodec, opening: str, closing: str) -> GlueOf:
+    """Each result between two texts, in the assistant's own message (ReTool, Feng et al. 2025;
+    Search-R1, Jin et al. 2025)."""
+    before, after = tuple(codec.encode(opening)), tuple(codec.encode(closing))
 
-    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
-        """Tokens for the results of a turn, at most `room`; None if not even the markers fit.
+    def glue(count: int) -> Glue:
+        pieces = (before, *[after + before] * (count - 1), after)
+        return Glue(end_id=None, pieces=pieces, writings=("plain",) * count)
 
-        Args:
-            results: the texts of the actions' results, in order.
-            last_id: the last token of the turn.
-        """
-        ...
+    return glue
 
 
 def cut_middle(text: str, codec: TokenCodec, room: int) -> list[int]:
@@ -95,9 +85,9 @@ async def fit_between(
     last_id: int,
     room: int,
     max_length: int | None,
-) -> RenderedResults | None:
-    """The results between the pieces of the glue, cut so that all together are `room` tokens at
-    most; None if the glue does not fit, or nothing would be left of a result.
+) -> list[int] | None:
+    """The tokens of the results between the pieces of the glue, cut so that all together are `room`
+    at most; None if the glue does not fit, or nothing would be left of a result.
 
     Args:
         last_id: the last token of the turn.
@@ -117,7 +107,7 @@ def _fit_between(
     last_id: int,
     room: int,
     max_length: int | None,
-) -> RenderedResults | None:
+) -> list[int] | None:
     space = left = room - glue.length(last_id)
     most = max_length
     while left >= 0:
@@ -135,8 +125,7 @@ def _fit_between(
         elif used > space:
             left -= used - space
         else:
-            token_ids = glue.around(inner, last_id)
-            return RenderedResults(token_ids=token_ids, text=codec.decode(token_ids))
+            return glue.around(inner, last_id)
     return None
 
 
@@ -155,49 +144,3 @@ def _fit(
         ]
     is_lost = any(text and not own for text, own in zip(results, inner, strict=True))
     return None if is_lost else inner
-
-
-class InlineStyle:
-    """Each result between the texts `opening` and `closing`, in the assistant's own message.
-
-    Args:
-        max_length: tokens of one result without markers; None: as many as fit.
-    """
-
-    def __init__(
-        self, codec: TokenCodec, opening: str, closing: str, max_length: int | None = None
-    ) -> None:
-        self._codec, self._max_length = codec, max_length
-        self._opening, self._closing = tuple(codec.encode(opening)), tuple(codec.encode(closing))
-
-    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
-        count = len(results)
-        between = (self._closing + self._opening,) * (count - 1)
-        glue = Glue(
-            end_id=None,
-            pieces=(self._opening, *between, self._closing),
-            writings=("plain",) * count,
-        )
-        return await fit_between(
-            glue, results, self._codec, last_id=last_id, room=room, max_length=self._max_length
-        )
-
-
-class ChatStyle:
-    """Each result as a message of the role `tool`, in the form of the chat template.
-
-    Args:
-        messages: the template's glue.
-        max_length: tokens of one result; None: as many as fit.
-    """
-
-    def __init__(
-        self, codec: TokenCodec, messages: ToolMessages, max_length: int | None = None
-    ) -> None:
-        self._codec, self._messages, self._max_length = codec, messages, max_length
-
-    async def show(self, results: Sequence[str], last_id: int, room: int) -> RenderedResults | None:
-        glue = self._messages.glue((), ("tool",) * len(results))
-        return await fit_between(
-            glue, results, self._codec, last_id=last_id, room=room, max_length=self._max_length
-        )

@@ -2,7 +2,7 @@
 
 This module decides when a trajectory ends, and how many tokens a result may take. It uses no verl
 and no torch. The engine is a `Generate` function, the tools are an `Environment`, a `Language`
-finds the actions, and an `ObservationStyle` makes tokens of the results. A fault of the
+finds the actions, and a `GlueOf` says what is put around their results. A fault of the
 infrastructure (`ToolUnavailable`) or a deadline ends the trajectory, which is then not trained. A
 mistake of the model becomes a text that the model reads.
 """
@@ -20,7 +20,7 @@ import msgspec
 from agent_loop.deadline import Deadline
 from agent_loop.records.trajectory_record import Call, StopReason, TrajectoryRecord, Turn
 from agent_loop.turns.codec import TokenCodec
-from agent_loop.turns.observation_style import ObservationStyle
+from agent_loop.turns.observation_style import GlueOf, fit_between
 from agent_loop.turns.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
 from agent_loop.turns.trajectory import Trajectory
 from agent_loop.watchdog import Activity, current_activity, part_of_activity, waits_for
@@ -97,6 +97,9 @@ class Budget:
 
     take_turn: Callable[[], bool] = field(default=lambda: True, repr=False)
     """Takes one of the turns that several conversations share; False if none is left."""
+
+    max_result_length: int | None = None
+    """Tokens of one result without what is around it; None: as many as fit."""
 
     answer_reserve: int = 16
     """Tokens that a result may not use, so that the model can still answer; at most a quarter of
@@ -195,7 +198,7 @@ async def run_turns(
     generate: Generate,
     environment: Environment,
     language: Language,
-    style: ObservationStyle,
+    glue: GlueOf,
     codec: TokenCodec,
     budget: Budget,
     filler_id: int,
@@ -234,7 +237,7 @@ async def run_turns(
                     generate,
                     environment,
                     language,
-                    style,
+                    glue,
                     codec,
                     budget,
                     acts_at_end,
@@ -265,7 +268,7 @@ async def _run(
     generate: Generate,
     environment: Environment,
     language: Language,
-    style: ObservationStyle,
+    glue: GlueOf,
     codec: TokenCodec,
     budget: Budget,
     acts_at_end: bool,
@@ -331,10 +334,17 @@ async def _run(
                 rollout.answer = actions[-1].content
                 return StopReason.ANSWERED
             room = budget.response_length - len(trajectory) - reserve
-            rendered = await style.show(results, trajectory.last_id, room)
-            if rendered is None:
+            shown = await fit_between(
+                glue(len(results)),
+                results,
+                codec,
+                last_id=trajectory.last_id,
+                room=room,
+                max_length=budget.max_result_length,
+            )
+            if shown is None:
                 return StopReason.RESPONSE_BUDGET
-            trajectory.add_tool_tokens(rendered.token_ids, rendered.text)
+            trajectory.add_tool_tokens(shown, codec.decode(shown))
     return StopReason.MAX_TURNS
 
 

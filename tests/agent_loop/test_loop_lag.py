@@ -19,7 +19,7 @@ from agent_loop.loop_lag import LoopLag
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.rewards.judging import judge
 from agent_loop.row import Row
-from agent_loop.turns.observation_style import InlineStyle
+from agent_loop.turns.observation_style import inline_glue
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
@@ -129,7 +129,7 @@ async def judged(stalls: Stalls) -> tuple[Rollout, dict[str, float]]:
         generate=generate,
         environment=act,
         language=TAGS,
-        style=InlineStyle(CODEC, "[", "]"),
+        glue=inline_glue(CODEC, "[", "]"),
         codec=CODEC,
         budget=Budget(max_turns=3, response_length=400, turn_timeout_s=8.0),
         deadline=Deadline.after(20.0, "trajectory_s", asyncio.get_running_loop().time),

@@ -22,7 +22,7 @@ from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import TrajectoryTools
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.codec import HFCodec
-from agent_loop.turns.observation_style import InlineStyle
+from agent_loop.turns.observation_style import fit_between, inline_glue
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.turn_loop import Observation
 from tests.agent_loop.turns.test_call_formats import HOSTILE
@@ -180,5 +180,7 @@ async def test_passages_without_end_are_no_answer():
 
 async def test_a_tool_s_text_of_a_megabyte():
     codec = HFCodec(real_tokenizer("pieces"))
-    style = InlineStyle(codec, "[", "]", max_length=2048)
-    await assert_no_pause(lambda: style.show(["word " * 200_000], 1, 30_000))
+    glue, room = inline_glue(codec, "[", "]")(1), 30_000
+    await assert_no_pause(
+        lambda: fit_between(glue, ["word " * 200_000], codec, last_id=1, room=room, max_length=2048)
+    )

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.turns.codec import HFCodec
-from agent_loop.turns.observation_style import InlineStyle
+from agent_loop.turns.observation_style import inline_glue
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.turn_loop import (
     Budget,
@@ -153,7 +153,7 @@ async def episode(generate: Generate, tokenizer: Any) -> Rollout:
         generate=generate,
         environment=environment,
         language=TAGS,
-        style=InlineStyle(codec, CONFIG.start_state_marker, CONFIG.end_state_marker),
+        glue=inline_glue(codec, CONFIG.start_state_marker, CONFIG.end_state_marker),
         codec=codec,
         budget=Budget(max_turns=2, response_length=160),
         filler_id=tokenizer.eos_token_id,

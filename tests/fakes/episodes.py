@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, groupby
-from typing import Any, Literal
+from typing import Literal
 
 from hypothesis import strategies as st
 
 from agent_loop.turns.codec import HFCodec, codec_of
-from agent_loop.turns.observation_style import InlineStyle
+from agent_loop.turns.observation_style import inline_glue
 from agent_loop.turns.tags import Action, Language
 from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.engine import ScriptedGenerate
@@ -96,7 +96,6 @@ def play(
     language: Language,
     budget: Budget,
     stops_at: Literal["token_ids", "texts", "nothing"] = "nothing",
-    **style: Any,
 ) -> Rollout:
     """The trajectory of an episode; its tools answer in the order of the calls."""
     codec, results = episode.codec, cycle(episode.results)
@@ -110,7 +109,7 @@ def play(
             generate=ScriptedGenerate(codec, episode.turns, stops_at),
             environment=environment,
             language=language,
-            style=InlineStyle(codec, "<information>", "</information>", **style),
+            glue=inline_glue(codec, "<information>", "</information>"),
             codec=codec,
             budget=budget,
             filler_id=min(codec.end_ids),

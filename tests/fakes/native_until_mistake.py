@@ -9,7 +9,7 @@ from agent_loop.turns.tags import Action, ActionKind
 
 class NativeUntilMistake(NativeAgentLoop):
     def dialogue(self, codec: Any, source: str, prompt_ids: Any) -> Any:
-        language, style = super().dialogue(codec, source, prompt_ids)
+        language, glue = super().dialogue(codec, source, prompt_ids)
         read = language.actions
 
         def actions(text: str, *, is_whole: bool = True) -> list[Action]:
@@ -19,4 +19,4 @@ class NativeUntilMistake(NativeAgentLoop):
             return found
 
         language.actions = actions  # type: ignore[method-assign]
-        return language, style
+        return language, glue

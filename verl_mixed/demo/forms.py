@@ -14,7 +14,7 @@ from agent_loop.toolbox.own import SPECS
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.codec import HFCodec
 from agent_loop.turns.native import NativeDialogue
-from agent_loop.turns.observation_style import InlineStyle, ObservationStyle
+from agent_loop.turns.observation_style import GlueOf, inline_glue
 from agent_loop.turns.react import OBSERVATION, ReAct, instructions
 from agent_loop.turns.tags import Action, ActionKind, Language, Tags
 from agent_loop.turns.tool_messages import ToolMessages
@@ -81,7 +81,7 @@ class Form(Protocol):
 
     def answer(self, text: str) -> str: ...
 
-    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, ObservationStyle]: ...
+    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, GlueOf]: ...
 
     async def act(
         self, action: Action, extras: Mapping[str, Any], tools: ToolBackend
@@ -113,10 +113,10 @@ class TagForm:
     def answer(self, text: str) -> str:
         return self._said(ActionKind.ANSWER, text)
 
-    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, ObservationStyle]:
+    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, GlueOf]:
         markers = self.config.start_state_marker, self.config.end_state_marker
         language = Tags.from_config(self.config, (self._kind, ActionKind.ANSWER))
-        return language, InlineStyle(codec, *markers)
+        return language, inline_glue(codec, *markers)
 
     async def act(
         self, action: Action, extras: Mapping[str, Any], tools: ToolBackend
@@ -145,8 +145,8 @@ class ReactForm:
     def answer(self, text: str) -> str:
         return f"Final Answer: {text}<|im_end|>"
 
-    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, ObservationStyle]:
-        return ReAct(), InlineStyle(codec, f"\n{OBSERVATION} ", "\n")
+    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, GlueOf]:
+        return ReAct(), inline_glue(codec, f"\n{OBSERVATION} ", "\n")
 
     async def act(
         self, action: Action, extras: Mapping[str, Any], tools: ToolBackend
@@ -174,7 +174,7 @@ class NativeForm:
     def answer(self, text: str) -> str:
         return f"{text}<|im_end|>"
 
-    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, ObservationStyle]:
+    def dialogue(self, codec: HFCodec, tokenizer: Any) -> tuple[Language, GlueOf]:
         spec = SPECS[TOOLS[self.source]]
 
         def render(messages: Any, add_generation_prompt: bool) -> str:
@@ -193,7 +193,7 @@ class NativeForm:
             Tags.from_config(self.config, [ActionKind.ANSWER]),
             max_calls=1,
         )
-        return dialogue, dialogue
+        return dialogue, dialogue.glue
 
     async def act(
         self, action: Action, extras: Mapping[str, Any], tools: ToolBackend

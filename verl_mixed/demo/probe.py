@@ -83,13 +83,13 @@ async def sampled_rewards(
         async def environment(action: Action) -> Observation:
             return await form.act(action, row.extras, tools)
 
-        language, style = form.dialogue(codec, tokenizer)
+        language, glue = form.dialogue(codec, tokenizer)
         rollout = await run_turns(
             prompt_ids=codec.prompt(*form.messages(row.question)),
             generate=generate,
             environment=environment,
             language=language,
-            style=style,
+            glue=glue,
             codec=codec,
             budget=BUDGET if is_short else LONGER_BUDGET,
             filler_id=tokenizer.eos_token_id,

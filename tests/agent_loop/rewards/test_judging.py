@@ -15,7 +15,7 @@ from agent_loop.rewards.judging import attempt_of, judge
 from agent_loop.row import Row
 from agent_loop.training.verl_adapters.foreign_loop import rollouts_of
 from agent_loop.turns.codec import codec_of
-from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle
+from agent_loop.turns.observation_style import GlueOf, inline_glue
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Environment, Observation, Rollout, run_turns
@@ -61,10 +61,11 @@ class Tools:
         return ToolResult(body={"status": "Success", "run_result": {"stdout": "2\n"}})
 
 
-def style_of(name: str) -> ObservationStyle:
-    if name == "inline":
-        return InlineStyle(CODEC, "<information>", "</information>")
-    return ChatStyle(CODEC, tool_messages(real_tokenizer("pieces")))
+def glue_of(style: str) -> GlueOf:
+    if style == "inline":
+        return inline_glue(CODEC, "<information>", "</information>")
+    messages = tool_messages(real_tokenizer("pieces"))
+    return lambda count: messages.glue((), ("tool",) * count)
 
 
 async def episode(
@@ -78,7 +79,7 @@ async def episode(
         generate=ScriptedGenerate(CODEC, list(turns)),
         environment=given or environment,
         language=TAGS,
-        style=style_of(style),
+        glue=glue_of(style),
         codec=CODEC,
         budget=Budget(max_turns=3, response_length=1000),
         filler_id=0,

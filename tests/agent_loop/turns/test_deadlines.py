@@ -12,7 +12,7 @@ from agent_loop.deadline import Deadline
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.turn_agent_loop import TurnAgentLoop
-from agent_loop.turns.observation_style import InlineStyle, RenderedResults
+from agent_loop.turns.observation_style import inline_glue
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
@@ -36,7 +36,7 @@ async def trajectory_of(act: Act, turns: list[str] = TURNS, **changed: Any) -> R
     given = {
         "generate": ScriptedGenerate(CODEC, turns),
         "language": TAGS,
-        "style": InlineStyle(CODEC, "[", "]"),
+        "glue": inline_glue(CODEC, "[", "]"),
         "budget": Budget(**limits),
         "deadline": Deadline.after(limit_s, name, clock),
         **changed,
@@ -188,9 +188,8 @@ def test_what_an_action_raises_is_the_loop_s_error_and_no_deadline(turn, error):
     assert "failed" in [call.status for call in rollout.calls]
 
 
-class BrokenStyle:
-    async def show(self, *args: Any) -> RenderedResults | None:
-        raise ValueError("broken")
+def broken_glue(count: int) -> Any:
+    raise ValueError("broken")
 
 
 class BrokenTags(Tags):
@@ -199,9 +198,9 @@ class BrokenTags(Tags):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"style": BrokenStyle()}, {"language": BrokenTags(pairs=TAGS.pairs)}]
+    "changed", [{"glue": broken_glue}, {"language": BrokenTags(pairs=TAGS.pairs)}]
 )
-def test_what_style_or_language_raise_is_the_loop_s_error(changed):
+def test_what_glue_or_language_raise_is_the_loop_s_error(changed):
     rollout, _ = run_virtual(trajectory_of(after(a=0, b=0, c=0), **changed))
     assert_lost_to_the_loop(rollout, "ValueError")
 

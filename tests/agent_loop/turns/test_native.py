@@ -87,7 +87,6 @@ def play(
     *,
     budget: Budget = BUDGET,
     max_calls: int = 4,
-    max_length: int | None = None,
 ) -> tuple[Rollout, list[Action]]:
     codec, left, asked = codec_of_template(template), list(results), []
 
@@ -102,7 +101,6 @@ def play(
         codec,
         Tags(pairs={"answer": ("<answer>", "</answer>")}),
         max_calls=max_calls,
-        max_length=max_length,
         in_reasoning=opens_thought(template.render([USER], True)),
     )
     rollout = asyncio.run(
@@ -111,7 +109,7 @@ def play(
             generate=ScriptedGenerate(codec, list(turns)),
             environment=environment,
             language=dialogue,
-            style=dialogue,
+            glue=dialogue.glue,
             codec=codec,
             budget=budget,
             filler_id=min(codec.end_ids),
@@ -305,8 +303,10 @@ def test_a_result_written_as_json_is_cut_to_fit_and_stays_json(limit: int | None
     template = TEMPLATES["gpt-oss"]
     call = "<|channel|>commentary to=functions.search <|constrain|>json<|message|>{}<|call|>"
     for room in range(230, 260):
-        budget = Budget(max_turns=2, response_length=room, answer_reserve=0)
-        rollout, _ = play(template, [call, "x"], [40 * '"\n'], budget=budget, max_length=limit)
+        budget = Budget(
+            max_turns=2, response_length=room, max_result_length=limit, answer_reserve=0
+        )
+        rollout, _ = play(template, [call, "x"], [40 * '"\n'], budget=budget)
         for segment in rollout.trajectory.segments:
             if segment.author == "tool":
                 written = segment.text.split("<|message|>")[1].split("<|end|>")[0]
@@ -410,9 +410,8 @@ def test_a_name_that_a_model_makes_up_brings_no_control_token_into_the_glue():
     name = json.dumps(f"a{template.control[-1]}b")
     said = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
     assert dialogue.actions(said)[0].kind == json.loads(name)
-    shown = asyncio.run(dialogue.show(["r"], codec.encode("x")[-1], 999))
-    assert shown is not None and "unknown: r" in shown.text
-    assert f"a{template.control[-1]}b" not in shown.text
+    text = codec.decode(dialogue.glue(1).around([codec.encode("r")], codec.encode("x")[-1]))
+    assert "unknown: r" in text and f"a{template.control[-1]}b" not in text
 
 
 def test_the_glue_is_found_once_for_each_combination_of_names_and_ids():

@@ -1,6 +1,5 @@
 """Messages of the model as actions, and answers as messages of a user."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -33,19 +32,9 @@ def whole(*said: str) -> str:
 @given(said=st.text("abc []12", min_size=1, max_size=20), answer=TEXTS, ends=st.booleans())
 def test_the_response_is_what_the_template_writes(said: str, answer: str, ends: bool):
     ids = CODEC.encode(said) + ([CODEC.message_end_id] if ends and CODEC.message_end_id else [])
-    shown = asyncio.run(dialogue().show([answer], ids[-1], 500))
-    assert shown is not None
-    text = whole("u") + CODEC.decode([*ids, *shown.token_ids])
+    ids += dialogue().glue(1).around([CODEC.encode_plain(answer)], ids[-1])
+    text = whole("u") + CODEC.decode(ids)
     assert text == whole("u", said, CODEC.decode(CODEC.encode_plain(answer)))
-
-
-@given(answer=st.text("ab \n", max_size=300), room=st.integers(0, 60), longest=st.integers(1, 80))
-def test_an_answer_never_takes_more_than_its_room(answer: str, room: int, longest: int):
-    style = dialogue(max_length=longest)
-    shown = asyncio.run(style.show([answer], CODEC.encode("x")[-1], room))
-    if shown is not None:
-        assert len(shown.token_ids) <= room
-        assert shown.text == CODEC.decode(shown.token_ids)
 
 
 @pytest.mark.parametrize(

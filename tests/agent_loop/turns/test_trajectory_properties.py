@@ -109,7 +109,7 @@ def test_a_token_that_ends_the_tag_and_goes_on_is_kept_whole():
 def test_a_tool_writes_no_control_token_and_its_result_is_cut_between_characters(
     episode, budget, longest
 ):
-    rollout = play(episode, TAGS, budget, max_length=longest)
+    rollout = play(episode, TAGS, replace(budget, max_result_length=longest))
     codec = episode.codec
     opening, closing = codec.encode("<information>"), codec.encode("</information>")
     results = cycle(episode.results)

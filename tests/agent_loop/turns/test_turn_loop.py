@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent_loop.deadline import Deadline
 from agent_loop.records.mask_audit import mask_problems
 from agent_loop.records.trajectory_record import Call
-from agent_loop.turns.observation_style import InlineStyle
+from agent_loop.turns.observation_style import GlueOf, fit_between, inline_glue
 from agent_loop.turns.react import ReAct
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
@@ -34,8 +34,8 @@ TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER))
 FILLER = 0
 
 
-def style_of(codec: CharTokenizer) -> InlineStyle:
-    return InlineStyle(codec, CONFIG.start_state_marker, CONFIG.end_state_marker)
+def glue_of(codec: CharTokenizer) -> GlueOf:
+    return inline_glue(codec, CONFIG.start_state_marker, CONFIG.end_state_marker)
 
 
 async def play(
@@ -53,7 +53,7 @@ async def play(
         generate=generate,
         environment=environment,
         language=TAGS,
-        style=style_of(codec),
+        glue=glue_of(codec),
         codec=codec,
         budget=Budget(**{"max_turns": 3, "response_length": 400, **limits}),
         deadline=deadline,
@@ -164,7 +164,7 @@ async def test_a_turn_says_how_long_it_took_and_which_weights_sampled_it():
         generate=generate,
         environment=environment,
         language=TAGS,
-        style=style_of(codec),
+        glue=glue_of(codec),
         codec=codec,
         budget=Budget(max_turns=3, response_length=200),
         filler_id=FILLER,
@@ -197,7 +197,7 @@ async def test_closing_tags_of_one_token_stop_the_engine_itself():
         generate=generate,
         environment=TableEnvironment({"a": "c"}),
         language=TAGS,
-        style=style_of(codec),
+        glue=glue_of(codec),
         codec=codec,
         budget=Budget(max_turns=3, response_length=200),
         filler_id=FILLER,
@@ -215,13 +215,12 @@ async def test_a_fitted_result_never_takes_more_than_its_room_and_keeps_its_mark
     text, room, wide
 ):
     codec = CharTokenizer(wide)
-    fitted = await style_of(codec).show([text], 0, room)
-    if fitted is None:
+    ids = await fit_between(glue_of(codec)(1), [text], codec, last_id=0, room=room, max_length=None)
+    if ids is None:
         assert room < len(codec.encode("<information>...</information>"))
         return
-    shown = fitted.text
-    assert len(fitted.token_ids) <= room
-    assert codec.decode(fitted.token_ids) == shown
+    shown = codec.decode(ids)
+    assert len(ids) <= room
     assert shown.startswith("<information>") and shown.endswith("</information>")
 
 
@@ -252,7 +251,7 @@ async def test_whatever_the_model_says_every_mask_bit_is_accounted_for(
         generate=ScriptedGenerate(codec, turns),
         environment=Answering({}),
         language=TAGS,
-        style=style_of(codec),
+        glue=glue_of(codec),
         codec=codec,
         budget=Budget(max_turns=max_turns, response_length=response_length, answer_reserve=4),
         filler_id=FILLER,
@@ -290,7 +289,7 @@ async def test_an_answer_without_an_end_of_its_own_is_none_where_the_turn_was_cu
             generate=ScriptedGenerate(codec, [f"Final Answer: 4217{END}"]),
             environment=TableEnvironment({}),
             language=ReAct(),
-            style=style_of(codec),
+            glue=glue_of(codec),
             codec=codec,
             budget=Budget(max_turns=1, response_length=90, **limits),  # pyright: ignore
             filler_id=FILLER,
@@ -313,7 +312,7 @@ async def test_an_action_that_is_cancelled_from_within_is_the_loop_s_error():
         generate=ScriptedGenerate(codec, ["<code>a</code>"]),
         environment=environment,  # pyright: ignore[reportArgumentType]
         language=TAGS,
-        style=style_of(codec),
+        glue=glue_of(codec),
         codec=codec,
         budget=Budget(max_turns=2, response_length=90),
         filler_id=FILLER,

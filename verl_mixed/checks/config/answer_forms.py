@@ -340,7 +340,7 @@ async def _run(message: str, language: Language) -> Rollout:
         generate=generate,
         environment=unused,  # pyright: ignore[reportArgumentType]: it is the last turn
         language=language,
-        style=unused,  # pyright: ignore[reportArgumentType]: as above
+        glue=unused,  # pyright: ignore[reportArgumentType]: as above
         codec=codec,
         budget=Budget(max_turns=1, response_length=1 << 30),
         filler_id=0,
