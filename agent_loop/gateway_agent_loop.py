@@ -110,8 +110,6 @@ class GatewayAgentLoop(NamedToolsLoop):
                 last.lose(session.fault.tool or "engine", str(session.fault))
             elif session.crash is not None:
                 raise session.crash
-            elif session.is_late and self._budget.turn_timeout_s is not None:
-                last.lose_to_deadline("turn_s", self._budget.turn_timeout_s, activity)
             elif is_late:
                 last.lose_to_deadline(self._deadline.name, self._deadline.limit_s, activity)
             elif session.is_cut:  # what the agent made of a cut message is no answer

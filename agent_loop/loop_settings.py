@@ -225,7 +225,6 @@ def _read(config: DictConfig) -> LoopSettings:
             max_turns=multi_turn.max_assistant_turns or rollout.response_length,
             response_length=rollout.response_length,
             max_turn_length=multi_turn.get("max_turn_length"),
-            turn_timeout_s=deadlines.turn_s,
             max_result_length=mixed.turns.max_observation_length,
             answer_reserve=mixed.turns.answer_reserve,
         ),

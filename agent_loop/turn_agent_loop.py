@@ -325,7 +325,7 @@ class _Engine:
 
     def __init__(self, loop: TurnAgentLoop, sampling: dict[str, Any]) -> None:
         self._server, self._request_id = loop.server_manager, uuid4().hex
-        self.sampling, self._settings = sampling, loop.settings
+        self.sampling, self._backend = sampling, loop.settings.backend
 
     async def generate(
         self,
@@ -358,11 +358,8 @@ class _Engine:
         )
 
     def _stop_params(self, stop: Stop) -> dict[str, Any]:
-        how = self._settings.mixed.turns.stop_at_tag
-        params: dict[str, Any] = {}
-        if how in ("auto", "token_ids"):
-            params["stop_token_ids"] = list(stop.token_ids)
-        if how == "strings" or (how == "auto" and self._settings.backend in STRING_STOPS):
+        params: dict[str, Any] = {"stop_token_ids": list(stop.token_ids)}
+        if self._backend in STRING_STOPS:
             params |= {"stop": list(stop.texts), "include_stop_str_in_output": True}
         return params
 

@@ -41,6 +41,10 @@ REMOVED: dict[str, str] = {
     "mixed.sources.*.ceiling": _BOUND,
     "data.sources.*.floor": _BOUND,
     "data.sources.*.ceiling": _BOUND,
+    "mixed.deadlines.turn_s": "a trajectory's limit is for all its turns; leave it out",
+    "mixed.turns.stop_at_tag": (
+        "the engine stops where it can, and the turn is cut at the same token; leave it out"
+    ),
     "mixed.drift.every": "one in 16 trajectories is compared; leave it out",
     "mixed.infra_error_window": "faults count over 5 steps; leave it out",
     f"{_TOOLS}.cache.max_mb": _CACHE,
@@ -80,6 +84,7 @@ REMAINS: dict[str, Any] = {
     "mixed.sources.*.ceiling": None,
     "data.sources.*.floor": None,
     "data.sources.*.ceiling": None,
+    "mixed.deadlines.turn_s": None,
     f"{_TOOLS}.deterministic_code": True,
     "data.tool_config.deterministic_code": True,
     "reward_options.aggregate": "mean",

@@ -415,12 +415,6 @@ class TurnConfig(Section):
     `tool_config.start_state_marker` and `end_state_marker`. chat: a tool's result is a message with
     the role `tool`."""
 
-    stop_at_tag: Literal["auto", "strings", "token_ids", "after"] = "auto"
-    """How a turn ends at its closing tag. strings: the engine stops at the text. token_ids: the
-    engine stops at the tag's token, if the tag is one token. after: the engine does not stop, and
-    the turn is cut afterwards. auto: strings if the backend has them, else after. The trajectory is
-    always the same; only the number of discarded tokens differs."""
-
     answer_reserve: int = Field(default=16, ge=0)
     """Tokens that tool results leave free, so that the model can still answer; at most a quarter of
     the response."""
@@ -434,12 +428,8 @@ class DeadlineConfig(Section):
 
     A trajectory that passes a limit has waited too long for engine, limiter or tool. It is lost
     like one that a fault ended: it is not trained, and is in no baseline. In `mixed_colocate_async`
-    the engine pauses while the policy is updated, so `trajectory_s` must include an update. verl's
-    own loops obey `trajectory_s`, `step_s` and `reward_s`, but not `turn_s`.
+    the engine pauses while the policy is updated, so `trajectory_s` must include an update.
     """
-
-    turn_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds for one generation and its tool calls; None: only `trajectory_s` limits a turn."""
 
     trajectory_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
     """Seconds for one trajectory."""

@@ -36,7 +36,6 @@ from agent_loop.turns.tags import first_end, stop_token_ids
 from agent_loop.turns.trajectory import Trajectory
 from agent_loop.turns.turn_loop import Budget, Generated, Rollout, Stop, append_turn
 from agent_loop.watchdog import waits_for
-from config.compat import timeout
 from config.gateway import MAX_REQUESTS
 from tool_server.wire.protocol import Fault
 
@@ -126,9 +125,6 @@ class Session:
 
     fault: Fault | None = None
     """The first fault of the infrastructure."""
-
-    is_late: bool = False
-    """Whether the engine took longer than the deadline of a turn."""
 
     crash: Exception | None = None
     """What the code of the gateway or of a tool raised."""
@@ -289,21 +285,14 @@ class Session:
         self._generating += 1
         self._wind_up()
         try:
-            async with timeout(self.budget.turn_timeout_s):
-                generated = await self.engine(
-                    prompt_ids,
-                    max_tokens=limit,
-                    stop=stop,
-                    temperature=sequence.temperature,
-                    sequence=sequence.id,
-                    schema=request.answer_schema if is_guided else None,
-                )
-        except TimeoutError as error:
-            self.is_late = True
-            self.over.set()
-            raise WireError(
-                "the deadline of a turn (mixed.deadlines.turn_s) passed", status=503, code="late"
-            ) from error
+            generated = await self.engine(
+                prompt_ids,
+                max_tokens=limit,
+                stop=stop,
+                temperature=sequence.temperature,
+                sequence=sequence.id,
+                schema=request.answer_schema if is_guided else None,
+            )
         finally:
             turn.generate_s = time.monotonic() - started
             waits_for("agent")

@@ -92,9 +92,6 @@ class Budget:
     max_turn_length: int | None = None
     """Tokens of one generation; None: no limit of its own."""
 
-    turn_timeout_s: float | None = None
-    """Seconds for one generation and its calls; None: no limit of its own."""
-
     take_turn: Callable[[], bool] = field(default=lambda: True, repr=False)
     """Takes one of the turns that several conversations share; False if none is left."""
 
@@ -227,11 +224,10 @@ async def run_turns(
     )
     ends = deadline or Deadline.after(math.inf, "trajectory_s")
     with current_activity(clock) as activity:
-        whole = timeout(None if deadline is None else ends.left_s())
         try:
             if not ends.left_s():
                 raise TimeoutError  # the engine is not called
-            async with whole:
+            async with timeout(None if deadline is None else ends.left_s()):
                 rollout.stop_reason = await _run(
                     rollout,
                     generate,
@@ -244,10 +240,7 @@ async def run_turns(
                     clock,
                 )
         except TimeoutError:
-            if budget.turn_timeout_s is None or whole.expired() or not ends.left_s():
-                rollout.lose_to_deadline(ends.name, ends.limit_s, activity)
-            else:
-                rollout.lose_to_deadline("turn_s", budget.turn_timeout_s, activity)
+            rollout.lose_to_deadline(ends.name, ends.limit_s, activity)
         except Fault as error:
             if ends.left_s():
                 rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
@@ -282,69 +275,68 @@ async def _run(
     for number in range(1, budget.max_turns + 1):
         if not budget.take_turn():
             return StopReason.MAX_TURNS
-        async with timeout(budget.turn_timeout_s):
-            room = budget.response_length - len(trajectory)
-            if room <= 0:
-                return StopReason.RESPONSE_BUDGET
-            turn = Turn()
-            rollout.turns.append(turn)
-            limit = min(room, budget.max_turn_length or room)
-            started = clock()
-            waits_for("engine", turn=number)
-            try:
-                generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
-            finally:
-                turn.generate_s = clock() - started
-            turn.min_global_steps = generated.min_global_steps
-            turn.max_global_steps = generated.max_global_steps
-            turn.request = generated.request
-            text, is_whole = append_turn(trajectory, generated, language, codec)
-            turn.tokens = trajectory.segments[-1].length
+        room = budget.response_length - len(trajectory)
+        if room <= 0:
+            return StopReason.RESPONSE_BUDGET
+        turn = Turn()
+        rollout.turns.append(turn)
+        limit = min(room, budget.max_turn_length or room)
+        started = clock()
+        waits_for("engine", turn=number)
+        try:
+            generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
+        finally:
+            turn.generate_s = clock() - started
+        turn.min_global_steps = generated.min_global_steps
+        turn.max_global_steps = generated.max_global_steps
+        turn.request = generated.request
+        text, is_whole = append_turn(trajectory, generated, language, codec)
+        turn.tokens = trajectory.segments[-1].length
 
-            actions = language.actions(text, is_whole=is_whole)
-            if not actions:
-                is_full = turn.tokens >= room
-                return StopReason.RESPONSE_BUDGET if is_full else StopReason.NO_ACTION
-            # An environment judges a message that the limit of one turn cuts.
-            longest = room if acts_at_end else limit
-            if actions[-1].is_open and not is_whole and turn.tokens >= longest:
-                return StopReason.RESPONSE_BUDGET
-            if actions[-1].kind == ActionKind.ANSWER:
-                rollout.answer = actions[-1].content
-                rollout.answer_is_message = actions[-1].is_message
-                return StopReason.ANSWERED
-            is_last = number == budget.max_turns
-            if is_last and not acts_at_end:
-                break  # the model would not read the results
+        actions = language.actions(text, is_whole=is_whole)
+        if not actions:
+            is_full = turn.tokens >= room
+            return StopReason.RESPONSE_BUDGET if is_full else StopReason.NO_ACTION
+        # An environment judges a message that the limit of one turn cuts.
+        longest = room if acts_at_end else limit
+        if actions[-1].is_open and not is_whole and turn.tokens >= longest:
+            return StopReason.RESPONSE_BUDGET
+        if actions[-1].kind == ActionKind.ANSWER:
+            rollout.answer = actions[-1].content
+            rollout.answer_is_message = actions[-1].is_message
+            return StopReason.ANSWERED
+        is_last = number == budget.max_turns
+        if is_last and not acts_at_end:
+            break  # the model would not read the results
 
-            started = clock()
-            calls = [Call(turn=number, action=a.kind, arguments=a.content) for a in actions]
-            rollout.calls += calls
-            try:
-                results = await gather_all(
-                    [run_call(call, a, environment) for call, a in zip(calls, actions, strict=True)]
-                )
-            finally:
-                turn.tools_s = clock() - started
-            if is_last or any(call.ends for call in calls):
-                for call, result in zip(calls, results, strict=True):
-                    call.unread = result
-                if not any(call.ends for call in calls):
-                    break
-                rollout.answer = actions[-1].content
-                return StopReason.ANSWERED
-            room = budget.response_length - len(trajectory) - reserve
-            shown = await fit_between(
-                glue(len(results)),
-                results,
-                codec,
-                last_id=trajectory.last_id,
-                room=room,
-                max_length=budget.max_result_length,
+        started = clock()
+        calls = [Call(turn=number, action=a.kind, arguments=a.content) for a in actions]
+        rollout.calls += calls
+        try:
+            results = await gather_all(
+                [run_call(call, a, environment) for call, a in zip(calls, actions, strict=True)]
             )
-            if shown is None:
-                return StopReason.RESPONSE_BUDGET
-            trajectory.add_tool_tokens(shown, codec.decode(shown))
+        finally:
+            turn.tools_s = clock() - started
+        if is_last or any(call.ends for call in calls):
+            for call, result in zip(calls, results, strict=True):
+                call.unread = result
+            if not any(call.ends for call in calls):
+                break
+            rollout.answer = actions[-1].content
+            return StopReason.ANSWERED
+        room = budget.response_length - len(trajectory) - reserve
+        shown = await fit_between(
+            glue(len(results)),
+            results,
+            codec,
+            last_id=trajectory.last_id,
+            room=room,
+            max_length=budget.max_result_length,
+        )
+        if shown is None:
+            return StopReason.RESPONSE_BUDGET
+        trajectory.add_tool_tokens(shown, codec.decode(shown))
     return StopReason.MAX_TURNS
 
 

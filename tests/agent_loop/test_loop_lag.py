@@ -131,7 +131,7 @@ async def judged(stalls: Stalls) -> tuple[Rollout, dict[str, float]]:
         language=TAGS,
         glue=inline_glue(CODEC, "[", "]"),
         codec=CODEC,
-        budget=Budget(max_turns=3, response_length=400, turn_timeout_s=8.0),
+        budget=Budget(max_turns=3, response_length=400),
         deadline=Deadline.after(20.0, "trajectory_s", asyncio.get_running_loop().time),
         filler_id=0,
         clock=asyncio.get_running_loop().time,
@@ -142,7 +142,7 @@ async def judged(stalls: Stalls) -> tuple[Rollout, dict[str, float]]:
 @given(st.lists(st.tuples(st.floats(0, 15), st.floats(0.01, 20)), max_size=6))
 @example([(3.5, 10.0)])  # a tool's answer waits while its call's time passes
 @example([(11.5, 30.0)])  # the judge's
-@example([(1.0, 7.5)])  # the engine's, while the time of the turn passes
+@example([(1.0, 20.0)])  # the engine's, while the time of the trajectory passes
 def test_a_loop_that_stands_still_loses_trajectories_and_teaches_nothing(stalls):
     (rollout, parts), _ = run_virtual(judged(stalls))
     assert mask_problems(whole_of(rollout)) == []
@@ -161,12 +161,12 @@ def test_a_loop_that_stands_still_loses_trajectories_and_teaches_nothing(stalls)
     ("stalled", "reason", "tool"),
     [
         ((3.5, 4.0), "infra_error", "run_code"),
-        ((1.0, 7.5), "deadline", "engine"),
+        ((1.0, 20.0), "deadline", "engine"),
         ((11.5, 4.0), "infra_error", "run_code"),
         ((11.5, 6.0), "infra_error", "reward"),
     ],
 )
-def test_the_time_of_a_call_a_turn_or_a_verdict_that_passed_meanwhile_is_a_fault(
+def test_the_time_of_a_call_a_trajectory_or_a_verdict_that_passed_meanwhile_is_a_fault(
     stalled: tuple[float, float], reason: str, tool: str
 ):
     (rollout, _), _ = run_virtual(judged([stalled]))

@@ -621,17 +621,6 @@ def test_a_greedy_session_stays_greedy_whatever_its_agent_asks():
     assert session.ignored == {"temperature"}
 
 
-def test_a_turn_that_the_engine_does_not_end_in_time_ends_the_session():
-    async def engine(*_: Any, **__: Any) -> Generated:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    session = session_of("hermes", [], engine=engine)
-    session.budget = replace(session.budget, turn_timeout_s=0.01)
-    assert refused(session, [USER]).status == 503
-    assert session.is_late and session.over.is_set()
-
-
 def test_an_agent_may_make_up_any_number_of_fields():
     session = session_of("hermes", ["so<|im_end|>"])
     ask(session, [USER], **{f"field{n}": n for n in range(999)})

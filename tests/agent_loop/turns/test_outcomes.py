@@ -129,9 +129,8 @@ SCENARIOS: dict[str, list[Scenario]] = {
         (lambda: run(engine=answering([1], "aborted")), NO_TOOL, {}),
         (lambda: run(engine=answering([], "completed")), NO_TOOL, {}),
     ],
-    "`turn_s`, `trajectory_s` or `step_s` passed": [
+    "`trajectory_s` or `step_s` passed": [
         (lambda: run(engine=silent), NO_TOOL, {}),
-        (lambda: run(engine=silent, turn_timeout_s=7), NO_TOOL, {}),
         (lambda: run(engine=silent, timeout_name="step_s"), NO_TOOL, {}),
     ],
     "the same; the longest wait was for the limiter": [
@@ -236,7 +235,7 @@ class SilentClient(VerlsClient):
     ("client_of_verl", "begins"),
     [
         (VerlsClient, "the same; the longest wait was for tools, or in a loop of verl"),
-        (SilentClient, "`turn_s`, `trajectory_s` or `step_s` passed, in any loop"),
+        (SilentClient, "`trajectory_s` or `step_s` passed, in any loop"),
     ],
 )
 def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(

@@ -112,7 +112,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "tool_server.wire.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
         "tool='run_code' within timeout=30.0 s; is the server up, and the rate limit high enough?",
         "tool_server.wire.protocol.ToolTimeout: no answer from http://127.0.0.1:8100 for "
-        "tool='run_code' within the 8.21 s that were left of mixed.deadlines.turn_s: 0 attempts; "
+        "tool='run_code' within the 8.21 s that were left of mixed.deadlines.step_s: 0 attempts; "
         "is the server up, and the rate limit high enough?",
     ),
     # tool_server/edge.py say_errors_in_json

@@ -70,7 +70,7 @@ OF_FILE = {
     "unit": "trajectories",
     "on_truncated": "mask",
     "experiment": "of_file",  # profiles set it and the following too
-    "deadlines": {"turn_s": 5, "trajectory_s": 601},
+    "deadlines": {"step_s": 5, "trajectory_s": 601},
     "trajectory_sample": 7,
     "turns": {"answer_reserve": 33, "max_observation_length": 44},
     "max_probs_diff": None,

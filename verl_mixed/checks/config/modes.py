@@ -13,7 +13,6 @@ from agent_loop.limited import own_limits_of
 from agent_loop.loop_settings import (
     ROUTE_BACKENDS,
     ROUTE_KEYS,
-    STRING_STOPS,
 )
 from agent_loop.rewards import LOOPS_OWN
 from agent_loop.rewards.judge_options import JudgeOptions
@@ -35,7 +34,7 @@ _MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 """Trainers of the mixture; see `agent_loop.training.trainer`."""
 
 _DATASET = {"path": "pkg://agent_loop.dataset", "name": "MixedRLHFDataset"}
-_TOOL_DEADLINES = ("turn_s", "trajectory_s", "step_s")
+_TOOL_DEADLINES = ("trajectory_s", "step_s")
 """Deadlines that a call of a tool may pass."""
 
 _STORE = "transfer_queue.backend.storage_backend"
@@ -154,12 +153,6 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from filter(None, (truncation_problem(config, *pair) for pair in named.items()))
     yield from _verdict_problems(config)
     yield from _route_problems(config)
-    backend = at(config, f"{_ROLLOUT}.name")
-    if mixed.turns.stop_at_tag == "strings" and backend not in STRING_STOPS:
-        yield (
-            f"mixed.turns.stop_at_tag='strings' with {_ROLLOUT}.name={backend!r}: only "
-            f"{', '.join(sorted(STRING_STOPS))} stop at strings; choose auto"
-        )
     yield from _late_problems(f"{TOOL_CONFIG}.", tools.timeout, _TOOL_DEADLINES, mixed)
     yield from _own_limit_problems(mixed)
     if at(config, f"{_ROLLOUT}.agent.agent_loop_manager_class") != _MANAGER:

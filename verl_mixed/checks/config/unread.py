@@ -195,7 +195,6 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{_MODEL}.lora", MEGATRONS_LORA, instead="dp has lora_rank, lora_alpha and others"),
     # agent loops: ours, verl's, or others of the user
     Reader("mixed.turns", OURS),
-    Reader("mixed.deadlines.turn_s", OURS),
     Reader(MASKING, OURS),
     Reader(f"{_TURNS}.max_turn_length", OURS),
     *(Reader(f"{TOOL_CONFIG}.{name}", TAGS) for name in _LOOPS_TAGS),
