@@ -222,7 +222,6 @@ class GatewayAgentLoop(NamedToolsLoop):
                 tokens,
                 self.rendering,
                 codec,
-                codec.end_ids | frozenset(self.call_stops(codec)),
                 codec.mark_texts,
                 self.rollout_config.prompt_length + self.rollout_config.response_length,
             ),

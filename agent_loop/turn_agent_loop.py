@@ -37,10 +37,10 @@ from agent_loop.training.verl_adapters.engine_client import (
     turns_of_trajectory,
     weight_versions,
 )
-from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.codec import HFCodec, codec_of
+from agent_loop.turns.native import messages_of
 from agent_loop.turns.observation_style import GlueOf, inline_glue
-from agent_loop.turns.tags import Action, Language, Tags, fill_tags, stop_token_ids
+from agent_loop.turns.tags import Action, Language, Tags, fill_tags
 from agent_loop.turns.tool_messages import Render, ToolMessages
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
 from config.compat import timeout
@@ -274,16 +274,10 @@ class TurnAgentLoop(AgentLoopBase):
     def tool_messages(self, codec: HFCodec) -> ToolMessages:
         """The template's glue around results, shared by the trajectories with the same tools."""
         tools = self.tool_schemas()
-        render, ends = self.rendering(tools), codec.end_ids | frozenset(self.call_stops(codec))
         names = sorted(tool["function"]["name"] for tool in tools)
         return self.client.resource(
-            f"glue {names}", partial(ToolMessages, render, codec.encode, ends)
+            f"glue {names}", partial(messages_of, self.rendering(tools), codec)
         )
-
-    def call_stops(self, codec: HFCodec) -> list[int]:
-        """Tokens at which the engine stops after a call in the model's own format."""
-        call_format = FORMATS.get(self.settings.call_format or "")
-        return stop_token_ids(call_format.stop_texts, codec.encode) if call_format else []
 
     def rendering(self, tools: list[dict[str, Any]]) -> Render:
         """The chat template with these tools, as text."""

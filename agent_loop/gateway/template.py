@@ -3,14 +3,13 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
 from typing import Any
 
 import msgspec
 
 from agent_loop.gateway.wire import WireError
-from agent_loop.turns.codec import HFCodec, unused_tag
-from agent_loop.turns.native import plain_word
+from agent_loop.turns.codec import HFCodec
+from agent_loop.turns.native import messages_of, plain_word
 from agent_loop.turns.tool_messages import CallId, CannotContinue, Render, ToolMessages, written
 
 LONG_TOKEN = 16
@@ -32,7 +31,6 @@ class ChatTemplate:
             template is a program.
         render: tools -> the same as text, for any messages.
         codec: of the tokenizer.
-        end_ids: tokens at which the engine stops.
         marks: texts of the tokenizer's marks. Messages without any need no second look.
         most_tokens: of a prompt and its response.
     """
@@ -42,12 +40,10 @@ class ChatTemplate:
         tokens: Callable[[list[dict[str, Any]], Tools | None], list[int]],
         render: Callable[[Tools], Render],
         codec: HFCodec,
-        end_ids: frozenset[int],
         marks: Sequence[str],
         most_tokens: int,
     ) -> None:
         self._tokens, self._render, self._codec = tokens, render, codec
-        self._end_ids = end_ids
         self._marks = [msgspec.json.encode(text)[1:-1] for text in marks]
         self._most_characters = LONG_TOKEN * most_tokens
         self._glue: dict[bytes, ToolMessages] = {}
@@ -69,7 +65,7 @@ class ChatTemplate:
             if not tags.has_put:
                 return self._tokens(shaped, tools or None)
             text = self._render(tagged_tools)(tagged, True)
-            return self._codec.untagged(self._codec.encode(tags.moved(text)), tags.within)
+            return self._codec.encode_parts(tags.parts(text))
         except Exception as error:  # a template may raise anything
             own: BaseException = error
             while own.__context__ is not None:  # verl tries again with a message of its own
@@ -119,7 +115,7 @@ class ChatTemplate:
         if key not in self._glue:
             if len(self._glue) >= MAX_TOOL_LISTS:
                 self._glue.clear()
-            self._glue[key] = ToolMessages(self._render(tools), self._codec.encode, self._end_ids)
+            self._glue[key] = messages_of(self._render(tools), self._codec)
         return self._glue[key]
 
     def _check_length(self, messages: Messages, tools: Tools) -> None:
@@ -173,7 +169,9 @@ class _Tags:
 
     def __init__(self, codec: HFCodec, value: Any) -> None:
         self._codec, self.has_put = codec, False
-        self.within = unused_tag([msgspec.json.encode(value).decode()])
+        whole, self._tag = msgspec.json.encode(value).decode(), "qztagqz"
+        while self._tag in whole:
+            self._tag += "z"
 
     def put(self, value: Any, special_only: bool) -> Any:
         """The value with tags in all its texts."""
@@ -186,24 +184,24 @@ class _Tags:
             return {self.put(name, True): self.put(each, special_only) for name, each in items}
         return value
 
-    def moved(self, text: str) -> str:
-        """The text with the tags within its marks."""
-        texts = re.split(rf"{self.within}(\d+)([ab])", text)
-        broken = cache(partial(self._codec.tagged, tag=self.within))
-        for at in range(1, len(texts), 3):
-            length, before, after = int(texts[at]), texts[at - 1], texts[at + 2]
-            if texts[at + 1] == "a":  # the tag is after its mark
-                texts[at - 1] = before[:-length] + broken(before[-length:])
+    def parts(self, text: str) -> list[str]:
+        """A text without its tags; the second part, the fourth and so on are the tagged marks."""
+        first, *rest = re.split(rf"{self._tag}(\d+)([ab])", text)
+        parts = [first]
+        for length, kind, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+            count = int(length)
+            if kind == "a":  # the tag is after its mark
+                before = parts.pop()
+                parts += [before[:-count], before[-count:], after]
             else:
-                texts[at + 2] = broken(after[:length]) + after[length:]
-        del texts[1::3], texts[1::2]
-        return "".join(texts)
+                parts += [after[:count], after[count:]]
+        return parts
 
     def _text(self, text: str, special_only: bool) -> str:
         parts, done, last = list[str](), 0, len(text.rstrip())
         for start, end in self._codec.marks(text, special_only=special_only):
             parts += [text[done:start], text[start:end]]
             kind = "b" if end >= last else "a"
-            parts.insert(len(parts) - (kind == "b"), f"{self.within}{end - start}{kind}")
+            parts.insert(len(parts) - (kind == "b"), f"{self._tag}{end - start}{kind}")
             done, self.has_put = end, True
         return "".join([*parts, text[done:]])

@@ -2,13 +2,12 @@
 
 What a tool, an environment or an agent sends is encoded as text: no token of it is one of the
 tokenizer's marks, special (`<|im_end|>`) or not (`<tool_call>`), and the tokens decode to the same
-text. Where a chat template renders such a text, its marks are broken by a tag before, and the tag
-is taken out of the tokens afterwards.
+text. Where a chat template renders such a text, its marks are told apart from the template's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -95,39 +94,16 @@ class HFCodec:
                 spans.append((start, start + len(mark.strip())))
         return spans
 
-    def tagged(self, text: str, tag: str) -> str:
-        """The text with a tag within each mark."""
-        while cuts := [start + 1 for start, end in self.marks(text) if end > start + 1]:
-            text = tag.join(text[at:to] for at, to in pairwise([0, *cuts, len(text)]))
-        return text
-
-    def untagged(self, token_ids: Sequence[int], tag: str) -> list[int]:
-        """The tokens of a text without its tags, whose broken marks are text."""
-        if tag not in self.decode(token_ids):
-            return list(token_ids)
-        ids, stretch = list[int](), list[int]()
-        for token in token_ids:
-            if token in self._marks:
-                ids += [*self._untagged(stretch, tag), token]
-                stretch = []
-            else:
-                stretch.append(token)
-        return ids + self._untagged(stretch, tag)
-
-    def _untagged(self, stretch: list[int], tag: str) -> list[int]:
-        # Some tokenizers write a blank before the first token or after each mark, and read it so.
-        # Behind a mark each token decodes to what it is in the middle of a text.
-        mark, name = next(iter(self._marks.items()))
-        before = len(self.decode([mark]))
-        text = self.decode([mark, *stretch])[before:]
-        if tag not in text:
-            return stretch
-        text = text.replace(tag, "")
-        for given in (text.removeprefix(" "), text):
-            ids = self.encode_plain(_HIDDEN + name + given)[1:]
-            if self.decode([mark, *ids])[before:] == text:
-                break
-        return ids
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """The tokens of a text in parts, by turns others' and marks that are text: the second, the
+        fourth and so on."""
+        text, ends = "".join(parts), [*accumulate(map(len, parts))]
+        is_plain = bytearray(len(text))
+        for start, end in zip(ends[::2], ends[1::2], strict=False):
+            is_plain[start:end] = b"\1" * (end - start)
+        cuts = [start for start, end in self.marks(text) if not any(is_plain[start:end])]
+        pieces = (text[at:to] for at, to in pairwise([0, *cuts, len(text)]))
+        return self.encode_plain(_HIDDEN.join(pieces))
 
 
 def _message_end(tokenizer: Any) -> int | None:
@@ -152,15 +128,6 @@ def _message_end(tokenizer: Any) -> int | None:
     tail = rendered[0][len(rendered[0]) - same :]
     control = [token for token in tail if token in added and added[token].special]
     return control[0] if control else tokenizer.eos_token_id
-
-
-def unused_tag(texts: Iterable[str]) -> str:
-    """A tag that is in none of the texts. It has small letters only, which every template and
-    tokenizer leaves as they are."""
-    whole, tag = "\0".join(texts), "qztagqz"
-    while tag in whole:
-        tag += "z"
-    return tag
 
 
 def _backend_of(tokenizer: Any) -> bytes:
@@ -190,7 +157,6 @@ def _without(marks: set[str], backend: bytes) -> bytes:
     whole = msgspec.json.decode(backend)
     for token in whole["added_tokens"]:
         if token["content"] in marks:
-            token |= dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
             token["content"] = named(token["content"])
     model = whole["model"]
     if isinstance(model["vocab"], dict):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
+from agent_loop.turns.call_formats import FORMATS, CallFormat, CallMistake, Message
 from agent_loop.turns.call_formats.message import Schemas, new_call_id
 from agent_loop.turns.codec import TokenCodec
-from agent_loop.turns.tags import Action, ActionKind, Tags, first_end, held_answer
-from agent_loop.turns.tool_messages import CallId, Glue, ToolMessages
+from agent_loop.turns.tags import Action, ActionKind, Tags, first_end, held_answer, stop_token_ids
+from agent_loop.turns.tool_messages import CallId, Glue, Render, ToolMessages
 
 STEP = "step"
 """Kind of the action that is a message without calls; its content is the text."""
@@ -154,6 +154,17 @@ class NativeDialogue:
         assert len(glue.writings) == count, (glue, count)
         self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[-1]))
         return glue
+
+
+def end_ids_of(codec: TokenCodec) -> frozenset[int]:
+    """Tokens at which the engine stops: at the end of a message, or after a call of a format."""
+    stops = [text for each in FORMATS.values() for text in each.stop_texts]
+    return codec.end_ids | frozenset(stop_token_ids(stops, codec.encode))
+
+
+def messages_of(render: Render, codec: TokenCodec) -> ToolMessages:
+    """The glue of a chat template, the same for `verl-mixed check` and a run."""
+    return ToolMessages(render, codec.encode, end_ids_of(codec))
 
 
 def plain_word(word: str, other: str) -> str:

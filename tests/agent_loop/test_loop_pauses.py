@@ -140,7 +140,7 @@ async def test_a_long_message_of_an_agent(end: str):
     template = ChatTemplate(
         lambda messages, tools: codec.encode(render(messages, True)),
         lambda tools: render,
-        *(codec, codec.end_ids, [*codec.mark_texts, end], 100_000),
+        *(codec, [*codec.mark_texts, end], 100_000),
     )
     asked = [{"role": "user", "content": 80_000 * "word " + end}]
     request = chat_completions.parse({"model": "m", "messages": asked})

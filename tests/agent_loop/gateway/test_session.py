@@ -16,7 +16,6 @@ from agent_loop.gateway.template import ChatTemplate
 from agent_loop.gateway.wire import ModelRequest, WireError
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.call_formats.message import new_call_id
-from agent_loop.turns.tags import stop_token_ids
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Generated
 from tests.agent_loop.turns.test_native import (
@@ -50,13 +49,11 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
     ) -> Generated:
         return await script(prompt_ids, **how)
 
-    stops = stop_token_ids(call_format.stop_texts, codec.encode)
     policy = Policy(
         template=ChatTemplate(
             lambda messages, tools: codec.encode(template.render(messages, True)),
             lambda tools: template.render,
             codec,
-            codec.end_ids | frozenset(stops),
             codec.mark_texts,
             most_tokens=4200,
         ),

@@ -53,7 +53,7 @@ def parts() -> tuple[Any, HFCodec, ChatTemplate]:
     return (
         tokenizer,
         codec,
-        ChatTemplate(tokens, render, codec, codec.end_ids, codec.mark_texts, 9000),
+        ChatTemplate(tokens, render, codec, codec.mark_texts, 9000),
     )
 
 

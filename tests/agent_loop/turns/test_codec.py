@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from agent_loop.turns.codec import HFCodec, codec_of, unused_tag
+from agent_loop.turns.codec import HFCodec, codec_of
 
 SPECIAL = ("<s>", "</s>", "<|im_end|>", "[CLS]")
 OTHERS = ("<tool_call>", "</tool_call>", "<think>", "[CLS]<s>")
@@ -151,15 +152,14 @@ def test_the_text_of_a_mark_stays_text(kind: str, text: str):
 @given(text=HOSTILE)
 def test_a_template_s_marks_stay_and_those_of_a_text_in_it_are_text(kind: str, text: str):
     made = codec(kind)
-    tag = unused_tag([text])
-    ids = made.untagged(made.encode(f"<s>x\n{made.tagged(text, tag)}\n<|im_end|>x"), tag)
+    cuts = [0, *chain.from_iterable(made.marks(text)), len(text)]
+    first, *parts = [text[at:to] for at, to in pairwise(cuts)]
+    parts = [f"<s>x\n{first}", *parts]
+    parts[-1] += "\n<|im_end|>x"
+    ids = made.encode_parts(parts)
     assert [mark.strip() for mark in marks_of(made, ids)] == ["<s>", "<|im_end|>"]
     if kind != "words":
         blank = " " if kind == "sentencepiece with a blank" else ""
         assert made.decode(ids) == f"<s>{blank}x\n{text}\n<|im_end|>{blank}x"
     if not made.marks(text):
         assert ids == made.encode(f"<s>x\n{text}\n<|im_end|>x")
-
-
-def test_a_tag_is_in_none_of_the_texts():
-    assert unused_tag(["qztagqzz", "qztagqz"]) == "qztagqzzz"

@@ -31,6 +31,7 @@ ENDS = (
 
 CODEC = codec_of(byte_tokenizer(ENDS))
 END_IDS = frozenset(CODEC.encode(end)[0] for end in ENDS)
+CODEC.add_ends([*END_IDS])
 MARKS = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 FUNCTION = {"name": "probe", "description": "d", "parameters": SCHEMA}
@@ -133,7 +134,7 @@ def test_a_loop_behind_the_gateway_is_one_row(templates: dict[str, Render], thou
         template = ChatTemplate(
             lambda messages, tools, render=render: CODEC.encode(render(messages, True)),
             lambda tools, render=render: render,
-            *(CODEC, END_IDS, CODEC.mark_texts, 100_000),
+            *(CODEC, CODEC.mark_texts, 100_000),
         )
         chains, conversation = Chains(template), [USER]
         for number in range(4):

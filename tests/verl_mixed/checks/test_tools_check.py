@@ -3,8 +3,9 @@
 import json
 import os
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ import pytest
 from agent_loop.toolbox.own import SPECS
 from agent_loop.turns.call_formats import FORMATS
 from config.lookup import at
-from tests.fakes.real_tokenizers import calling_tokenizer
+from tests.fakes.real_tokenizers import calling_tokenizer, real_tokenizer
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron, write_source
-from verl_mixed.checks.config.prompts import chosen_format, model_problems
+from verl_mixed.checks.config.prompts import _template_problems, chosen_format, model_problems
 from verl_mixed.checks.config.tools import call_problem, template_formats, tool_problems
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.sections import FORMAT_KEY, NATIVE_LOOP
@@ -198,6 +199,23 @@ def test_a_template_that_makes_no_native_calls_is_refused_with_the_reason(
     problem = call_problem(tokenizer, call_format, schemas)
     assert (problem is None) == (words == ())
     assert all(word in (problem or "") for word in words), problem
+
+
+@pytest.mark.parametrize(("calls", "is_named"), [(1, False), (2, True)])
+def test_a_template_that_refuses_a_second_result_is_named_where_a_turn_has_several_calls(
+    calls: int, is_named: bool
+):
+    tokenizer = copy(real_tokenizer("pieces"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('one result') }}{% endif %}{{ m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    source = SimpleNamespace(observation_style="chat")
+    prompts: Any = SimpleNamespace(sources={"taco": source}, have_system=lambda name: False)
+    turns = {"multi_turn": {"max_parallel_calls": calls}}
+    config = {"actor_rollout_ref": {"rollout": turns}}
+    found = [*_template_problems(config, tokenizer, prompts)]
+    assert ["(one result)" in problem for problem in found] == [True] * is_named, found
 
 
 def test_a_template_that_refuses_calls_has_no_format():

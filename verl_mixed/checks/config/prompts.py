@@ -29,6 +29,7 @@ from verl_mixed.checks.config.data import (
 from verl_mixed.checks.config.environments import start_of_source
 from verl_mixed.checks.config.modes import turn_agents
 from verl_mixed.checks.config.tools import (
+    MOST_CALLS_KEY,
     TEMPLATE_KEY,
     agents_of,
     call_problem,
@@ -318,6 +319,7 @@ def _template_problems(
 ) -> Iterator[str]:
     """Messages of the loops that the model's chat template refuses."""
     common = at(config, "mixed.turns.observation_style")
+    counts = (1,) if at(config, MOST_CALLS_KEY) == 1 else (1, 2)
     of_system = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     refuses = f"the chat template of {MODEL_KEY} refuses messages of the role"
     for name, source in prompts.sources.items():
@@ -331,7 +333,8 @@ def _template_problems(
             )
         try:
             if (source.observation_style or common) == "chat":
-                text_messages(tokenizer, []).glue((), ("tool",))
+                for count in counts:
+                    text_messages(tokenizer, []).glue((), ("tool",) * count)
         except CannotContinue as error:
             yield (
                 f"source={name}: {refuses} tool ({error}); set mixed.turns.observation_style=inline"

@@ -32,6 +32,7 @@ ONE_CALL = frozenset({"gpt-oss", "gemma4"})
 TEMPLATE_KEY = "actor_rollout_ref.model.custom_chat_template"
 
 _TURNS = FORMAT_KEY.rpartition(".")[0]
+MOST_CALLS_KEY = f"{_TURNS}.max_parallel_calls"
 _VERLS_FILES = (f"{_TURNS}.tool_config_path", f"{_TURNS}.function_tool_path")
 
 
@@ -223,26 +224,17 @@ def template_formats(tokenizer: Any) -> list[str]:
     from agent_loop.turns.tool_messages import CannotContinue
 
     try:
-        return formats_of(
-            lambda messages, prompt: tokenizer.apply_chat_template(
-                messages, add_generation_prompt=prompt, tokenize=False
-            )
-        )
+        return formats_of(_rendering(tokenizer, []))
     except CannotContinue:
         return []
 
 
 def text_messages(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
     """The chat template's glue around messages after the model's."""
-    from agent_loop.turns.call_formats import FORMATS
     from agent_loop.turns.codec import codec_of
-    from agent_loop.turns.tags import stop_token_ids
-    from agent_loop.turns.tool_messages import ToolMessages
+    from agent_loop.turns.native import messages_of
 
-    codec = codec_of(tokenizer)
-    stops = [text for name in template_formats(tokenizer) for text in FORMATS[name].stop_texts]
-    ends = codec.end_ids | frozenset(stop_token_ids(stops, codec.encode))
-    return ToolMessages(_rendering(tokenizer, schemas), codec.encode, ends)
+    return messages_of(_rendering(tokenizer, schemas), codec_of(tokenizer))
 
 
 def _rendering(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
