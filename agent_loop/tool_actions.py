@@ -1,6 +1,12 @@
-"""Calls of the tool server's tools, and their results as text for the model. No verl."""
+"""Calls of the tool server's tools, and their results as text for the model. No verl.
 
-from agent_loop.turns.observations import render_calculation, render_passages, render_run
+A mistake of the model becomes a short text, from which it can learn. A fault of the infrastructure
+has no text, because it ends the trajectory (`agent_loop.turns.turn_loop`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import (
     ToolBackend,
@@ -68,3 +74,31 @@ async def calculate(tools: ToolBackend, expression: str) -> Observation:
 def mistake(problem: str) -> Observation:
     """The result of an action that the model wrote wrongly: no tool was called."""
     return Observation(text=f"error: {replace_surrogates(problem)}", rejected=True)
+
+
+def render_run(body: Mapping[str, Any]) -> str:
+    """Text for SandboxFusion's answer of `POST /run_code`: its output, or its error's last line."""
+    result = body.get("run_result") or {}
+    if result.get("status") == "TimeLimitExceeded":
+        return "time limit exceeded"
+    stdout = str(result.get("stdout") or "").strip()
+    if body.get("status") == "Success":
+        return stdout or "no output"
+    stderr = str(result.get("stderr") or "").strip()
+    last = stderr.splitlines()[-1] if stderr else str(body.get("message") or "failed")
+    return f"{stdout}\n{last}".strip()
+
+
+def render_calculation(body: Mapping[str, Any]) -> str:
+    """Text for an answer of `POST /calculate`: `{"result": str}` or `{"error": str}`."""
+    return str(body["result"]) if "result" in body else f"error: {body.get('error', 'failed')}"
+
+
+def render_passages(passages: Sequence[Mapping[str, Any]]) -> str:
+    """Text for one query's answer of `POST /retrieve`, in Search-R1's form: a numbered line for
+    each passage."""
+    lines = [
+        f"({rank}) {' '.join(str(item['document']['contents']).split())}"
+        for rank, item in enumerate(passages, start=1)
+    ]
+    return "\n".join(lines) if lines else "nothing found"

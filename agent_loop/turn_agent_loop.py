@@ -318,8 +318,8 @@ class _Engine:
     """verl's rollout server as a `Generate` function, for one trajectory."""
 
     def __init__(self, loop: TurnAgentLoop, sampling: dict[str, Any]) -> None:
-        self._server, self._request_id = loop.server_manager, uuid4().hex
-        self.sampling, self._backend = sampling, loop.settings.backend
+        self._server, self._backend = loop.server_manager, loop.settings.backend
+        self.sampling = sampling
 
     async def generate(
         self,
@@ -327,20 +327,17 @@ class _Engine:
         *,
         max_tokens: int,
         stop: Stop,
-        request_id: str | None = None,
+        request_id: str,
         **changed: Any,
     ) -> Generated:
         """Generate; `changed` are sampling parameters of this request. Requests with one id follow
         each other; the server of the first gets them all."""
+        params = {**self.sampling, **changed, "max_tokens": max_tokens}
+        params["stop_token_ids"] = list(stop.token_ids)
+        if self._backend in STRING_STOPS:
+            params |= {"stop": list(stop.texts), "include_stop_str_in_output": True}
         output = await self._server.generate(
-            request_id=request_id or self._request_id,
-            prompt_ids=prompt_ids,
-            sampling_params={
-                **self.sampling,
-                **changed,
-                "max_tokens": max_tokens,
-                **self._stop_params(stop),
-            },
+            request_id=request_id, prompt_ids=prompt_ids, sampling_params=params
         )
         oldest, newest = weight_versions(output)
         return Generated(
@@ -350,12 +347,6 @@ class _Engine:
             max_global_steps=newest,
             request=request_of(output),
         )
-
-    def _stop_params(self, stop: Stop) -> dict[str, Any]:
-        params: dict[str, Any] = {"stop_token_ids": list(stop.token_ids)}
-        if self._backend in STRING_STOPS:
-            params |= {"stop": list(stop.texts), "include_stop_str_in_output": True}
-        return params
 
 
 class JudgedOutput(AgentLoopOutput):

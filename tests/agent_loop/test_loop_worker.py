@@ -655,7 +655,7 @@ def test_our_loops_read_both_versions_of_an_answer():
     )
     generate = _Engine(loop, {}).generate
     stop = Stop(texts=(), token_ids=())
-    generated, _ = run_virtual(generate([1], max_tokens=9, stop=stop))
+    generated, _ = run_virtual(generate([1], max_tokens=9, stop=stop, request_id="c"))
     assert (generated.min_global_steps, generated.max_global_steps) == (3, 4)
     assert (len(generated.token_ids), loop.server_manager.newest_version) == (2, 4)
 

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.turns.observations import render_passages
+from agent_loop.tool_actions import render_passages
 from config.schema import ToolConfig
 from samplers.rows.sources import KINDS
 from samplers.rows.sources.demo import DemoData, Task

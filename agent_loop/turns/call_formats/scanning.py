@@ -106,7 +106,7 @@ class MarkedFormat:
         if not is_open:
             rest = text[at:]
             if cut := self._cut_marker(rest):
-                problem = f"the marker {shown_marker(cut)} is not complete"
+                problem = f"the marker {repr(cut)[1:-1]} is not complete"  # no quotes
                 calls.append(CallMistake(problem=problem, text=cut, is_open=True))
                 rest = rest[: -len(cut)]
             content.append(rest)
@@ -197,8 +197,3 @@ def without_end(text: str, end_texts: Sequence[str]) -> str:
         if token is None:
             return text[:end]
         at = end = at - len(token)
-
-
-def shown_marker(marker: str) -> str:
-    """A marker with line breaks and the like escaped, without quotes."""
-    return repr(marker)[1:-1]

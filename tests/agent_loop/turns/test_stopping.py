@@ -63,6 +63,7 @@ async def test_an_engine_is_sent_only_stops_that_it_takes(backend, names):
     loop = SimpleNamespace(server_manager=SimpleNamespace(generate=generate), settings=settings)
     stop = Stop(token_ids=(7,), texts=("</code>",))
 
-    await _Engine(cast(Any, loop), {"temperature": 1.0}).generate([1], max_tokens=4, stop=stop)
+    engine = _Engine(cast(Any, loop), {"temperature": 1.0})
+    await engine.generate([1], max_tokens=4, stop=stop, request_id="c")
 
     assert sent.keys() == {"temperature", "max_tokens"} | names
