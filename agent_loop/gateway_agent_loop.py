@@ -111,7 +111,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             elif session.crash is not None:
                 raise session.crash
             elif is_late:
-                last.lose_to_deadline(self._deadline.name, self._deadline.limit_s, activity)
+                last.lose_to_deadline(self._deadline, activity)
             elif session.is_cut:  # what the agent made of a cut message is no answer
                 last.stop_reason = StopReason.RESPONSE_BUDGET
             else:

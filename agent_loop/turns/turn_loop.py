@@ -142,20 +142,17 @@ class Rollout:
         self.stop_reason, self.answer = stop_reason, None
         self.fault_tool, self.fault = tool, fault
 
-    def lose_to_deadline(self, name: str, limit_s: float, activity: Activity) -> None:
+    def lose_to_deadline(self, deadline: Deadline, activity: Activity) -> None:
         """End the trajectory because it waited too long. Load must not become a learning signal, so
-        a deadline is a fault of whatever the trajectory waited for longest.
-
-        Args:
-            name: key of `mixed.deadlines`.
-        """
+        a deadline is a fault of whatever the trajectory waited for longest."""
         activity.note("end")
         waited = sorted(activity.waited_s.items(), key=lambda item: -item[1])
         where = f"in turn {activity.turn}" if activity.turn else "before the first turn"
         parts = ", ".join(f"{seconds:.1f} s for {what}" for what, seconds in waited)
         self.lose(
             waited[0][0],
-            f"mixed.deadlines.{name} passed {where}, after {limit_s:g} s; waited {parts}",
+            f"mixed.deadlines.{deadline.name} passed {where}, after {deadline.limit_s:g} s; "
+            f"waited {parts}",
             StopReason.DEADLINE,
         )
 
@@ -240,12 +237,12 @@ async def run_turns(
                     clock,
                 )
         except TimeoutError:
-            rollout.lose_to_deadline(ends.name, ends.limit_s, activity)
+            rollout.lose_to_deadline(ends, activity)
         except Fault as error:
             if ends.left_s():
                 rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
             else:  # a call noticed the deadline first
-                rollout.lose_to_deadline(ends.name, ends.limit_s, activity)
+                rollout.lose_to_deadline(ends, activity)
         except Exception as error:
             # Only here exceptions in the code of a loop are caught: they cost one trajectory.
             rollout.lose("loop", f"{type(error).__name__}: {error}")

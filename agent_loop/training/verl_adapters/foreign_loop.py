@@ -242,7 +242,7 @@ def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, deadline: Deadline
         trajectory.cut_turn(len(token_ids), codec.decode(token_ids))
     rollout = _finished(trajectory, codec, StopReason.DEADLINE, None, [*enumerate(turns, 1)])
     with current_activity(time.monotonic) as activity:
-        rollout.lose_to_deadline(deadline.name, deadline.limit_s, activity)
+        rollout.lose_to_deadline(deadline, activity)
     trajectory.without_gradient()
     rollout.passed = _media(turns[:used])
     return rollout
