@@ -1,8 +1,8 @@
 """Records what each trajectory of this process waits for, and logs those that wait too long.
 
 A context variable has the `Activity` of the current trajectory. So the tool client can record
-`limiter`, `server` or `tool` without knowing the trajectory. In a task that several trajectories
-wait for, the variable has a `SharedWait`. No verl.
+`limiter`, `server` or `tool` without knowing the trajectory. Trajectories that wait for the work of
+another one, or for work of all, follow its activity. No verl.
 """
 
 import asyncio
@@ -43,17 +43,24 @@ class Activity:
     waited_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """What it waited for -> seconds, without the wait that has not ended."""
 
-    whole: "Activity | SharedWait | None" = None
+    whole: "Activity | None" = None
     """That of which this one is a part; see `part_of_activity`."""
 
+    followers: "list[Activity]" = field(default_factory=list)
+    """Those that wait for what this one waits for; see `following`."""
+
     def note(self, what: str, turn: int | None = None) -> None:
+        for activity in (self, *self.followers):
+            activity._note(what, turn)
+
+    def _note(self, what: str, turn: int | None) -> None:
         now = self.clock()
         self.waited_s[self.waits_for] += now - self.since
         self.waits_for, self.since, self.reported_s = what, now, 0.0
         if turn is not None:
             self.turn = turn
         if self.whole is not None:
-            self.whole.note(what, turn)
+            self.whole._note(what, turn)
 
     def waited_for_s(self, what: str) -> float:
         """Seconds that it waited for this, with a wait that has not ended."""
@@ -61,54 +68,44 @@ class Activity:
         return self.waited_s.get(what, 0.0) + now_s
 
 
-@dataclass(slots=True, eq=False)
-class SharedWait:
-    """Trajectories that wait for one shared task (a single-flight cache fill).
-
-    A trajectory may join after the task has begun, and leave before it ends.
-    """
-
-    _waits_for: str | None = None
-    _waiting: "list[Activity | SharedWait]" = field(default_factory=list)
-
-    def note(self, what: str, turn: int | None = None) -> None:
-        self._waits_for = what
-        for each in self._waiting:
-            each.note(what, turn)
-
-    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Start the task. What it waits for is recorded for all trajectories that have joined.
-
-        The task has none of the caller's context variables.
-        """
-        context = Context()
-        context.run(_current.set, self)
-        return context.run(asyncio.ensure_future, work)
-
-    @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Let the current trajectory, if there is one, wait for the task."""
-        activity = _current.get()
-        if activity is None:
-            yield
-            return
-        self._waiting.append(activity)
-        if self._waits_for is not None:
-            activity.note(self._waits_for)
-        try:
-            yield
-        finally:
-            self._waiting.remove(activity)
+_current: ContextVar[Activity | None] = ContextVar("activity", default=None)
 
 
-_current: ContextVar[Activity | SharedWait | None] = ContextVar("activity", default=None)
+def activity_now() -> Activity | None:
+    """The activity of the current trajectory; None if nobody records one."""
+    return _current.get()
+
+
+def start_for_all(work: Coroutine[Any, Any, T]) -> "tuple[asyncio.Task[T], Activity]":
+    """Start work that is of no single trajectory, in a task that has none of the caller's context
+    variables; and its activity, which those follow who wait for it."""
+    activity = Activity(source="", row_id="", waits_for="")
+    context = Context()
+    context.run(_current.set, activity)
+    return context.run(asyncio.ensure_future, work), activity
+
+
+@contextmanager
+def following(other: Activity | None) -> Iterator[None]:
+    """The current trajectory, if there is one, waits inside for whatever another one waits for."""
+    activity = _current.get()
+    if activity is None or other is None or activity is other:
+        yield
+        return
+    if other.waits_for:
+        activity.note(other.waits_for)
+    other.followers.append(activity)
+    try:
+        yield
+    finally:
+        other.followers.remove(activity)
 
 
 @contextmanager
 def current_activity(clock: Callable[[], float]) -> Iterator[Activity]:
     """The activity of the current trajectory; a new one if nobody watches the trajectory."""
     activity = _current.get()
-    if isinstance(activity, Activity):
+    if activity is not None:
         yield activity
         return
     activity = Activity(source="", row_id="", since=clock(), clock=clock)
@@ -124,7 +121,7 @@ def part_of_activity() -> Iterator[Activity]:
     """The activity of a part of the current trajectory, for example of one of several calls side by
     side: only its own waits are in it, and they are recorded for the trajectory too."""
     whole = _current.get()
-    clock = whole.clock if isinstance(whole, Activity) else time.monotonic
+    clock = time.monotonic if whole is None else whole.clock
     part = Activity(source="", row_id="", since=clock(), clock=clock, whole=whole)
     token = _current.set(part)
     try:

@@ -73,7 +73,7 @@ async def ours(url: str, folder: Path, cached: bool = False) -> AsyncIterator[As
         url,
         limiter=FileRateLimiter(folder / "rate_limit.state", per_minute=6e9, burst=10_000),
         slots=FileSlots(folder / "slots", AT_ONCE),
-        cache_size=4096 if cached else 0,
+        caches=cached,
         timeout_s=600.0,
     )
     async with client as tools:

@@ -1,24 +1,36 @@
-"""Results of pure tools: kept in memory, with single flight: equal calls share one request.
+"""Results of pure tools: kept in memory and in the store of the host, and equal calls at the same
+time share one request.
 
-There is one cache per event loop. Its size is bounded, and the least recently used result is
-dropped first. Failures are never kept. `result_store` shares results between processes.
+A cached answer serves only callers whose servers would answer the same: the fingerprint of what
+answered is in its key, and it is looked up under the one that a server named last.
 """
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
 
 import msgspec
-from cachetools import LRUCache
+from cachetools import TTLCache
 
-from agent_loop.watchdog import SharedWait
-from tool_server.wire.protocol import ToolCall, ToolResult
+from agent_loop.calls.result_store import ResultStore
+from agent_loop.calls.routes import Route
+from agent_loop.deadline import Deadline
+from agent_loop.watchdog import Activity, activity_now, following
+from tool_server.wire.protocol import Fault, ToolCall, ToolResult, ToolTimeout
+from tool_server.wire.responses import decode, dumps, may_be_cached
 
-T = TypeVar("T")
+CACHE_BYTES = 32 << 20
+"""Largest size of the results in memory, per event loop."""
+
+CACHE_S = 86_400.0
+"""Seconds that a result is kept."""
+
+_ENTRY_BYTES = 1024
+"""What a result takes beside its JSON."""
 
 
 def content_key(call: ToolCall) -> str:
@@ -31,123 +43,108 @@ def content_key(call: ToolCall) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-class Results:
-    """Results in memory, by key.
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The request of one caller, for whose answer others wait."""
+
+    outcome: "asyncio.Future[ToolResult | Fault | None]"
+    """None: the caller was cancelled."""
+
+    activity: Activity | None
+
+
+class Cache:
+    """The results of one event loop, the least recently used dropped first. Failures are not kept.
 
     Args:
-        entries: most results, >= 1.
-        max_bytes: largest sum of their sizes as JSON.
-        ttl_s: seconds that a result is kept.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self, entries: int, max_bytes: float, ttl_s: float, clock: Callable[[], float]
-    ) -> None:
-        least = max_bytes / entries  # so that the bound of bytes bounds the number too
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.store: ResultStore | None = None
+        """Of the processes of this host."""
 
-        def size_of(kept: tuple[float, ToolResult]) -> float:
-            return max(least, len(msgspec.json.encode(kept[1].body)))
+        self._results: TTLCache[str, ToolResult] = TTLCache(CACHE_BYTES, CACHE_S, clock, _size_of)
+        self._under_way: dict[str, _Request] = {}
 
-        self._ttl_s, self._clock = ttl_s, clock
-        self._kept: LRUCache[str, tuple[float, ToolResult]] = LRUCache(max_bytes, size_of)
-        """Each result with the time until which it is kept; `TTLCache` takes twice as long."""
+    async def answer(
+        self,
+        call: ToolCall,
+        route: Route,
+        deadline: Deadline,
+        ask: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        """A result that is known, or that of an equal call that is under way, or else of `ask`.
 
-    def get(self, key: str) -> ToolResult | None:
-        until, result = self._kept.get(key, (0.0, None))
-        return result if self._clock() < until else None
-
-    def put(self, key: str, result: ToolResult) -> None:
-        """Keep a result, if there is room."""
-        try:
-            self._kept[key] = self._clock() + self._ttl_s, result
-        except ValueError:  # larger than all results may be
-            self._kept.pop(key, None)
-
-
-@dataclass(slots=True, eq=False)
-class _Flight(Generic[T]):
-    """Work under way for one key."""
-
-    task: "asyncio.Task[T]"
-    shared_wait: SharedWait
-    waiting: int = 0
-    """Callers that wait for the task."""
-
-
-class SingleFlight(Generic[T]):
-    """Lets callers of one key share the work that is under way.
-
-    Args:
-        again: decides for a caller whose shared work failed: given the error and the caller's
-            remaining seconds, True starts or joins newer work.
-    """
-
-    def __init__(self, again: Callable[[BaseException, float], bool]) -> None:
-        self._again = again
-        self._under_way: dict[str, _Flight[T]] = {}
-
-    async def get(
-        self, key: str, make: Callable[[], Coroutine[Any, Any, T]], timeout_s: float
-    ) -> tuple[T, bool]:
-        """The value of a key; at most one task makes it at a time.
-
-        If a caller is cancelled, the other callers go on waiting. If the last caller is cancelled,
-        the task is cancelled too and has ended when `get` returns; a caller that comes in between
-        starts a new task.
-
-        Args:
-            key: key of the value.
-            make: makes the value, within a deadline of its own; it does not run in a caller's
-                context.
-            timeout_s: seconds that this caller has. Work that it joins may have an earlier
-                deadline: see `again`.
-
-        Returns:
-            (value, True when no new work was started for this caller).
+        If the other call is cancelled, or ends at a deadline that is earlier than this one's, one
+        of those who waited for it asks anew.
 
         Raises:
-            TimeoutError: the work that this caller joined is not done in time.
-            Exception: the exception of `make`; the next caller tries again.
+            TimeoutError: the other call has no answer before this one's deadline.
+            Fault: that of `ask`, or of the other call.
         """
-        now = asyncio.get_running_loop().time
-        deadline = now() + timeout_s
+        key = f"{content_key(call)}{route.key}"
         while True:
-            left_s = deadline - now()
-            flight = self._under_way.get(key)
-            if flight is None:
-                flight = self._start(key, make)
-                await self._wait(key, flight, None)
-                return flight.task.result(), False
-            await self._wait(key, flight, left_s)
-            error = flight.task.exception()
-            if error is None:
-                return flight.task.result(), True
-            if not self._again(error, deadline - now()):
-                raise copy(error) from error  # one that several tasks raise grows with each
+            if (known := self._known(key, route, call)) is not None:
+                return _shared(known)
+            if (request := self._under_way.get(key)) is None:
+                return await self._ask(key, ask)
+            with following(request.activity):
+                await asyncio.wait([request.outcome], timeout=deadline.left_s())
+            if not request.outcome.done():
+                raise TimeoutError
+            outcome = request.outcome.result()
+            if isinstance(outcome, ToolResult):
+                return _shared(outcome)
+            may_ask = (
+                isinstance(outcome, ToolTimeout) and deadline.left_s() > route.servers.request_s
+            )
+            if outcome is not None and not may_ask:
+                raise copy(outcome) from outcome  # one that several tasks raise grows with each
 
-    async def _wait(self, key: str, flight: _Flight[T], timeout_s: float | None) -> None:
-        """Wait for the task; the last caller that leaves before it is done cancels it."""
-        flight.waiting += 1
+    async def _ask(self, key: str, ask: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
+        outcome: ToolResult | Fault | None = None
+        future = asyncio.get_running_loop().create_future()
+        self._under_way[key] = _Request(future, activity_now())
         try:
-            with flight.shared_wait.joined():
-                done, _ = await asyncio.wait([flight.task], timeout=timeout_s)
+            outcome = result = await ask()
+            if may_be_cached(result):
+                self._keep(f"{key}:{result.origin}", result)
+                if self.store is not None:
+                    self.store.put(f"{key}:{result.origin}", dumps(result.body))
+            return result
+        except Fault as fault:
+            outcome = fault
+            raise
         finally:
-            flight.waiting -= 1
-            if not flight.waiting and not flight.task.done():
-                self._land(key, flight)
-                flight.task.cancel()
-                await asyncio.wait([flight.task])
-        if not done:
-            raise TimeoutError
-
-    def _start(self, key: str, make: Callable[[], Coroutine[Any, Any, T]]) -> _Flight[T]:
-        shared_wait = SharedWait()
-        flight = self._under_way[key] = _Flight(shared_wait.start(make()), shared_wait)
-        flight.task.add_done_callback(lambda _: self._land(key, flight))
-        return flight
-
-    def _land(self, key: str, flight: _Flight[T]) -> None:
-        """Remove the flight, so that nobody joins it; newer work of the same key stays."""
-        if self._under_way.get(key) is flight:
             del self._under_way[key]
+            future.set_result(outcome)
+
+    def _known(self, key: str, route: Route, call: ToolCall) -> ToolResult | None:
+        """A result, in memory or in the store, of what may answer the call now."""
+        if (origin := route.origin_of(call.tool)) is None:
+            return None
+        key = f"{key}:{origin}"
+        if (kept := self._results.get(key)) is not None:
+            return kept
+        if self.store is not None and (stored := self.store.get(key)) is not None:
+            with suppress(ValueError, TypeError, RecursionError):  # another program wrote this
+                result = ToolResult(body=decode(call, stored), tool=call.tool, origin=origin)
+                self._keep(key, result)
+                return result
+        return None
+
+    def _keep(self, key: str, result: ToolResult) -> None:
+        with suppress(ValueError):  # larger than all results may be
+            self._results[key] = result
+
+
+def _size_of(result: ToolResult) -> int:
+    return _ENTRY_BYTES + len(msgspec.json.encode(result.body))
+
+
+def _shared(result: ToolResult) -> ToolResult:
+    """The result as it is for a caller that asked nobody."""
+    return replace(
+        result, latency_s=0.0, limiter_wait_s=0.0, server_wait_s=0.0, attempts=0, cached=True
+    )

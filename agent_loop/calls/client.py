@@ -10,10 +10,6 @@ can help (`tool_server.wire.http` has the table):
 
 The pauses between attempts grow, with full jitter. All processes obey a `Retry-After`. Waiting for
 limiter and slot ends early enough to leave time for the request.
-
-A cached answer serves only callers whose servers would answer the same: it is kept with the
-fingerprint of what answered (`ToolResult.origin`), and looked up under those that the servers named
-last.
 """
 
 import asyncio
@@ -23,7 +19,7 @@ import os
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +30,7 @@ from typing import Any, TypeVar
 import aiohttp
 from typing_extensions import Self
 
-from agent_loop.calls.cache import Results, SingleFlight, content_key
+from agent_loop.calls.cache import CACHE_S, Cache
 from agent_loop.calls.limiter import make_limiter, state_path
 from agent_loop.calls.loop_throttle import LoopThrottle
 from agent_loop.calls.own_limits import OwnLimits, limited
@@ -57,7 +53,6 @@ from tool_server.wire.protocol import (
     ToolTimeout,
     ToolUnavailable,
 )
-from tool_server.wire.responses import decode, dumps, may_be_cached
 
 BACKOFF_START_S = 0.25
 BACKOFF_CAP_S = 8.0
@@ -68,16 +63,10 @@ LOOK_AGAIN_S = 0.5
 CALLS_PER_TURN = 64
 """Calls that start in one pass of the event loop; see `LoopThrottle`."""
 
-CACHE_ENTRIES = 4096
-CACHE_BYTES = 32 << 20
-"""Most results in memory, per event loop, and their size."""
-
 STORE_BYTES = 256 << 20
 """Largest size of the file of results that processes share."""
 
-CACHE_S = 86_400.0
-"""Seconds that a result is kept."""
-
+NOT_JOINED = "an equal call that this one joined has no answer"
 NOT_TWICE = (
     "it may have been executed, so it is not sent again; for a tool that may run twice, set "
     "`retry` in its entry of `tools`"
@@ -96,42 +85,10 @@ R = TypeVar("R")
 
 
 @dataclass(slots=True)
-class _Progress:
-    """How far a call is."""
-
-    server: Server | None = None
-    """The server that is asked, or for which it waits; None while it waits for limiter or slot."""
-
-    limiter_wait_s: float = 0.0
-    server_wait_s: float = 0.0
-    requests: int = 0
-    """Those that may have been executed."""
-
-    failures: int = 0
-    """Those that the tool answered with a failure."""
-
-    pauses: int = 0
-    tried: set[Server] = field(default_factory=set)
-    tries: Server | None = None
-    """The server that is away and that this call is to try."""
-
-    is_asking: bool = False
-    """Whether a request is under way."""
-
-    last: Fault | None = None
-
-    def begin(self, server: Server) -> None:
-        """A request is sent."""
-        self.server, self.tries, self.is_asking = server, None, True
-        self.requests += 1
-
-
-@dataclass(slots=True)
 class _Opened:
     """Open resources of a client, shared by the clients of all sources."""
 
     requests: ToolRequests | None = None
-    store: ResultStore | None = None
     resources: dict[Hashable, Any] = field(default_factory=dict)
     """What `resource` made."""
 
@@ -146,7 +103,7 @@ class ToolClient:
         timeout_s: seconds for one call, with its waits, attempts and pauses.
         max_retries: attempts after the first one, where the tool answers that it failed.
         patience_s: seconds that a call waits for servers that are away.
-        cache_size: results of pure tools kept in memory; 0 turns cache and store off.
+        caches: whether results of pure tools are kept, and equal calls at once are one.
         open_store: opens the store of results that processes share, when the client is opened.
         limits: gives a route the limits of its own. None: deadline, retries and cache only, because
             a rate and slots need the state of a run.
@@ -164,7 +121,7 @@ class ToolClient:
         timeout_s: float = 30.0,
         max_retries: int = 3,
         patience_s: float = math.inf,
-        cache_size: int = CACHE_ENTRIES,
+        caches: bool = True,
         open_store: Callable[[], ResultStore | None] = lambda: None,
         limits: Callable[[Route, OwnLimits], Route] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -178,15 +135,12 @@ class ToolClient:
         self.deadline: Deadline | None = None
         """Of the trajectory whose calls these are."""
 
-        self._limiter, self._slots = limiter, slots
-        self._sleep, self.clock = sleep, clock
-        self._rng = rng or random.Random()
-        self._patience_s = patience_s
+        self.limiter, self.slots, self.patience_s = limiter, slots, patience_s
+        self.sleep, self.clock, self.rng = sleep, clock, rng or random.Random()
         self.limits = limits or _limited_alone
         self._throttle = LoopThrottle(CALLS_PER_TURN)
-        servers = Servers(urls, timeout_s, clock)
         self.route = Route(
-            servers=servers,
+            servers=Servers(urls, timeout_s, clock),
             post=self._post_http,
             timeout_s=timeout_s,
             max_retries=max_retries,
@@ -196,25 +150,18 @@ class ToolClient:
         """How calls of this client are answered."""
 
         self.opened = _Opened()
-        self._open_store = open_store if cache_size else lambda: None
-        self._results = None
-        if cache_size:
-            self._results = Results(cache_size, CACHE_BYTES, CACHE_S, clock)
-
-        def again(error: BaseException, left_s: float) -> bool:
-            return isinstance(error, ToolTimeout) and left_s > servers.request_s
-
-        self._flights = SingleFlight[ToolResult](again)
+        self._open_store = open_store
+        self._cache = Cache(clock) if caches else None
 
     async def __aenter__(self) -> Self:
         self.opened.requests = ToolRequests()
-        self.opened.store = self._open_store()
+        if self._cache is not None:
+            self._cache.store = self._open_store()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         opened = self.opened
         requests, opened.requests = opened.requests, None
-        store, opened.store = opened.store, None
         resources, opened.resources = opened.resources, {}
         try:
             for resource in resources.values():
@@ -226,7 +173,8 @@ class ToolClient:
             if requests is not None:
                 await requests.session.close()
         finally:
-            if store is not None:
+            if self._cache is not None and (store := self._cache.store) is not None:
+                self._cache.store = None
                 await store.close()
 
     def for_source(self, source: str, deadline: Deadline | None = None) -> Self:
@@ -277,10 +225,14 @@ class ToolClient:
         elif (own := self.deadline) is not None:
             deadline = deadline.within(own.left_s(), f"the rest of mixed.deadlines.{own.name}")
         await self._throttle.enter()
-        if self._results is not None and self._is_pure(call):
-            return await self._call_cached(self._results, call, deadline)
+        attempts = _Attempts(self, call, deadline)
+        if self._cache is not None and self._is_pure(call):
+            try:
+                return await self._cache.answer(call, self.route, deadline, attempts.result)
+            except TimeoutError as error:
+                raise attempts.lost(NOT_JOINED, ToolTimeout) from error
         try:
-            return await self._call_in_time(call, deadline)
+            return await attempts.result()
         finally:
             if call.tool == END_SESSION:
                 self.route.servers.forget(call.session)
@@ -291,103 +243,90 @@ class ToolClient:
             return self.route.caches and not call.session
         return call.idempotent and call.tool in PURE_TOOLS
 
-    async def _call_cached(
-        self, results: Results, call: ToolCall, deadline: Deadline
-    ) -> ToolResult:
-        key = f"{content_key(call)}{self.route.key}"
-        result, joined = self._known(results, key, call), True
-        if result is None:
-            make = partial(self._make, results, key, call, deadline)
-            try:
-                result, joined = await self._flights.get(key, make, deadline.left_s())
-            except TimeoutError as error:
-                why = "an equal call that this one joined has no answer"
-                raise self._lost(call, deadline, _Progress(), why, ToolTimeout) from error
-        if not joined:
-            return result
-        return replace(
-            result, latency_s=0.0, limiter_wait_s=0.0, server_wait_s=0.0, attempts=0, cached=True
-        )
+    async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
+        return await self._requests.post(call, server)
 
-    def _known(self, results: Results, key: str, call: ToolCall) -> ToolResult | None:
-        """A result, in memory or in the store, of one that may answer the call now."""
-        for origin in self.route.origins(call.tool):
-            if (kept := results.get(f"{key}:{origin}")) is not None:
-                return kept
-            if (store := self.opened.store) is None:
-                continue
-            with suppress(ValueError, RecursionError):  # another program wrote this
-                if (stored := store.get(f"{key}:{origin}")) is not None:
-                    body = decode(call, dumps(stored))
-                    result = ToolResult(body=body, tool=call.tool, origin=origin)
-                    results.put(f"{key}:{origin}", result)
-                    return result
-        return None
 
-    async def _make(
-        self, results: Results, key: str, call: ToolCall, deadline: Deadline
-    ) -> ToolResult:
-        """The result of a new request, which is kept."""
-        result = await self._call_in_time(call, deadline)
-        if may_be_cached(result):
-            results.put(f"{key}:{result.origin}", result)
-            if self.opened.store is not None:
-                self.opened.store.put(f"{key}:{result.origin}", result.body)
-        return result
+class _Attempts:
+    """One call of a client: its waits, requests and pauses, until an answer, a fault or its
+    deadline."""
 
-    async def _call_in_time(self, call: ToolCall, deadline: Deadline) -> ToolResult:
-        progress, started = _Progress(), self.clock()
+    def __init__(self, client: ToolClient, call: ToolCall, deadline: Deadline) -> None:
+        self._client, self._call, self._deadline = client, call, deadline
+        self._route, self._clock = client.route, client.clock
+        self._server: Server | None = None
+        """The server that is asked, or for which the call waits; None while it waits for limiter or
+        slot."""
+
+        self._is_asking = False
+        self._limiter_wait_s = self._server_wait_s = 0.0
+        self._requests = 0
+        """Those that may have been executed."""
+
+        self._failures = 0
+        """Those that the tool answered with a failure."""
+
+        self._pauses = 0
+        self._tried: set[Server] = set()
+        self._tries: Server | None = None
+        """The server that is away and that this call is to try."""
+
+        self._last: Fault | None = None
+
+    async def result(self) -> ToolResult:
+        """The answer of the first request that has one."""
+        started = self._clock()
         try:
-            async with timeout(deadline.left_s()):
-                result = await self._answer(call, deadline, progress)
+            async with timeout(self._deadline.left_s()):
+                result = await self._answer()
         except TimeoutError as error:  # a LimiterTimeout is one
-            fault = self._too_late(call, deadline, progress, str(error))
-            fault.server_wait_s = progress.server_wait_s
+            fault = self._too_late(str(error))
+            fault.server_wait_s = self._server_wait_s
             raise fault from error
         except Fault as fault:
-            fault.server_wait_s = progress.server_wait_s
+            fault.server_wait_s = self._server_wait_s
             raise
-        waits_s = progress.limiter_wait_s + progress.server_wait_s
         return replace(
             result,
-            latency_s=self.clock() - started - waits_s,
-            limiter_wait_s=progress.limiter_wait_s,
-            server_wait_s=progress.server_wait_s,
-            attempts=progress.requests,
+            latency_s=self._clock() - started - self._limiter_wait_s - self._server_wait_s,
+            limiter_wait_s=self._limiter_wait_s,
+            server_wait_s=self._server_wait_s,
+            attempts=self._requests,
         )
 
-    async def _answer(self, call: ToolCall, deadline: Deadline, progress: _Progress) -> ToolResult:
-        """The answer of the first request that has one."""
-        route, clock, servers = self.route, self.clock, self.route.servers
+    async def _answer(self) -> ToolResult:
+        client, call, route, servers = self._client, self._call, self._route, self._route.servers
         has_grant = False
 
         def for_waiting_s() -> float:
             """The rest is the request's."""
-            return max(0.0, deadline.left_s() - min(servers.request_s, deadline.limit_s / 4))
+            left_s, limit_s = self._deadline.left_s(), self._deadline.limit_s
+            return max(0.0, left_s - min(servers.request_s, limit_s / 4))
 
         while True:
-            if servers.is_one_away or not deadline.left_s():
-                await self._turn(call, deadline, progress)
-            waited_from, progress.server = clock(), None
+            if servers.is_one_away or not self._deadline.left_s():
+                await self._turn()
+            waited_from, self._server = self._clock(), None
             waits_for("limiter")
             # the tool's own first, because a grant of the run's limit expires
-            for limiter in filter(None, () if has_grant else (route.limiter, self._limiter)):
-                await limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
+            for limiter in filter(None, () if has_grant else (route.limiter, client.limiter)):
+                await limiter.acquire_async(timeout_s=for_waiting_s(), source=client.source)
             has_grant = True
             own = _held(route.slots, for_waiting_s())
-            async with own, _held(self._slots, for_waiting_s()):
-                asked_at = clock()
-                progress.limiter_wait_s += asked_at - waited_from
-                server = servers.choose(call, progress.tried, progress.tries)
-                if server.away_since is not None and server is not progress.tries:
+            async with own, _held(client.slots, for_waiting_s()):
+                asked_at = self._clock()
+                self._limiter_wait_s += asked_at - waited_from
+                server = servers.choose(call, self._tried, self._tries)
+                if server.away_since is not None and server is not self._tries:
                     continue  # it went away meanwhile; the grant stays
                 has_grant, was_executed = False, True
-                progress.begin(server)
+                self._server, self._tries, self._is_asking = server, None, True
+                self._requests += 1
                 servers.begin(server, call)
                 waits_for("tool")
                 try:
-                    result = await self._post(call, server, deadline, progress)
-                    servers.note_answer(server, clock() - asked_at, call.tool, result.origin)
+                    result = await self._post(server)
+                    servers.note_answer(server, self._clock() - asked_at, call.tool, result.origin)
                     return result
                 except ToolRejected:
                     server.note_answer()
@@ -396,88 +335,78 @@ class ToolClient:
                     fault, was_executed = error, error.executed
                 finally:
                     servers.end(server, call, was_executed=was_executed)
-            await self._pause(call, server, fault, deadline, progress)
+            await self._pause(server, fault)
 
-    async def _turn(self, call: ToolCall, deadline: Deadline, progress: _Progress) -> None:
+    async def _turn(self) -> None:
         """Wait until a server may be asked; while all are away, until this call may try one."""
-        while left_s := deadline.left_s():
-            server = self.route.servers.choose(call, progress.tried, progress.tries)
-            if server is progress.tries:
+        while left_s := self._deadline.left_s():
+            server = self._route.servers.choose(self._call, self._tried, self._tries)
+            if server is self._tries:
                 return
-            wait_s = server.take_turn(self.clock())
+            wait_s = server.take_turn(self._clock())
             if not wait_s:
-                progress.tries = server if server.away_since is not None else None
+                self._tries = server if server.away_since is not None else None
                 return
-            progress.server = server
-            is_over = call.tool == END_SESSION  # the session ended with the server, or will
-            if is_over or progress.server_wait_s >= self._patience_s:
-                raise self._lost(call, deadline, progress)
-            await self._wait_for_server(min(wait_s, left_s, LOOK_AGAIN_S), progress)
+            self._server = server
+            is_over = self._call.tool == END_SESSION  # the session ended with the server, or will
+            if is_over or self._server_wait_s >= self._client.patience_s:
+                raise self.lost()
+            await self._wait_for_server(min(wait_s, left_s, LOOK_AGAIN_S))
         raise TimeoutError
 
-    async def _wait_for_server(self, seconds: float, progress: _Progress) -> None:
+    async def _wait_for_server(self, seconds: float) -> None:
         waits_for("server")
-        started = self.clock()
+        started = self._clock()
         try:
-            await self._sleep(seconds)
+            await self._client.sleep(seconds)
         finally:
-            progress.server_wait_s += self.clock() - started
+            self._server_wait_s += self._clock() - started
 
-    async def _pause(
-        self,
-        call: ToolCall,
-        server: Server,
-        fault: ToolUnavailable,
-        deadline: Deadline,
-        progress: _Progress,
-    ) -> None:
+    async def _pause(self, server: Server, fault: ToolUnavailable) -> None:
         """Wait before the next attempt, or raise the fault if there is none."""
-        route = self.route
-        progress.last, progress.is_asking = fault, False
-        progress.requests -= not fault.executed
-        progress.failures += fault.again is Again.COUNTED
-        progress.tried.add(server)
+        route = self._route
+        self._last, self._is_asking = fault, False
+        self._requests -= not fault.executed
+        self._failures += fault.again is Again.COUNTED
+        self._tried.add(server)
         if fault.is_overload or (fault.again is Again.NEVER and not fault.is_away):
             server.note_answer()
         elif fault.again is not Again.NEVER:  # else it says nothing of the other calls
-            server.note_failure(self.clock(), fault)
+            server.note_failure(self._clock(), fault)
         pause_s = fault.retry_after_s or 0.0
         if fault.is_overload or fault.retry_after_s is not None:
-            if route.servers.has_other(call, progress.tried):  # it can be asked without the pause
-                server.ask_at = max(server.ask_at, self.clock() + pause_s)
+            if route.servers.has_other(self._call, self._tried):  # asked without the pause
+                server.ask_at = max(server.ask_at, self._clock() + pause_s)
                 pause_s = 0.0
             # Another program's overload must not slow down the calls of the tool servers.
-            limiter = route.limiter or (self._limiter if route.is_http else None)
+            limiter = route.limiter or (self._client.limiter if route.is_http else None)
             if limiter is not None:
                 await limiter.penalise_async(pause_s)
         if fault.again is Again.NEVER:
             raise fault
-        if fault.executed and not call.idempotent:
-            raise self._lost(call, deadline, progress, NOT_TWICE) from fault
-        if progress.failures > route.max_retries:
-            raise self._lost(call, deadline, progress) from fault
-        left_s = deadline.left_s()
+        if fault.executed and not self._call.idempotent:
+            raise self.lost(NOT_TWICE) from fault
+        if self._failures > route.max_retries:
+            raise self.lost() from fault
+        left_s = self._deadline.left_s()
         if pause_s and pause_s >= left_s:
-            raise self._lost(call, deadline, progress, kind=ToolTimeout) from fault
+            raise self.lost(kind=ToolTimeout) from fault
         cap_s = LONGEST_PAUSE_S if fault.is_away else BACKOFF_CAP_S
-        own_s = backoff_s(progress.pauses, BACKOFF_START_S, cap_s, self._rng)
-        progress.pauses += 1
+        own_s = backoff_s(self._pauses, BACKOFF_START_S, cap_s, self._client.rng)
+        self._pauses += 1
         pause_s = min(left_s, max(pause_s, own_s))
         if fault.again is Again.COUNTED:
-            await self._sleep(pause_s)
+            await self._client.sleep(pause_s)
         else:
-            await self._wait_for_server(pause_s, progress)
+            await self._wait_for_server(pause_s)
 
-    async def _post(
-        self, call: ToolCall, server: Server, deadline: Deadline, progress: _Progress
-    ) -> ToolResult:
+    async def _post(self, server: Server) -> ToolResult:
         """One request. If another server could answer too, it gets half of the time that is
         left."""
-        route = self.route
-        others_tried = {*progress.tried, server}
-        if not call.idempotent or not route.servers.has_other(call, others_tried):
+        call, route = self._call, self._route
+        if not call.idempotent or not route.servers.has_other(call, {*self._tried, server}):
             return await route.post(call, server)
-        patience = timeout(deadline.left_s() / 2)
+        patience = timeout(self._deadline.left_s() / 2)
         try:
             async with patience:
                 return await route.post(call, server)
@@ -488,40 +417,28 @@ class ToolClient:
                 "no answer in half of the time", tool=call.tool, again=Again.UNTIL_DEADLINE
             ) from error
 
-    def _lost(
-        self,
-        call: ToolCall,
-        deadline: Deadline,
-        progress: _Progress,
-        why: str = "",
-        kind: type[ToolUnavailable] = ToolUnavailable,
-    ) -> ToolUnavailable:
-        server = progress.server
-        parts = [f"{progress.requests} attempts"]
-        if progress.server_wait_s:
-            parts.append(f"{progress.server_wait_s:.1f} s of waiting for the server")
-        if last := progress.last or (server.last_fault if server is not None else ""):
+    def lost(self, why: str = "", kind: type[ToolUnavailable] = ToolUnavailable) -> ToolUnavailable:
+        parts = [f"{self._requests} attempts"]
+        if self._server_wait_s:
+            parts.append(f"{self._server_wait_s:.1f} s of waiting for the server")
+        if last := self._last or (self._server.last_fault if self._server is not None else ""):
             parts.append(f"last: {last}")
+        asked = self._route.names if self._server is None else self._server.name
         return kind(
-            f"no answer from {self.route.names if server is None else server.name} for "
-            f"tool={call.tool!r} within {deadline.name}={deadline.limit_s:.3g} s: "
-            f"{', '.join(parts)}{f'; {why}' if why else ''}; {self.route.advice}",
-            tool=call.tool,
+            f"no answer from {asked} for tool={self._call.tool!r} within "
+            f"{self._deadline.name}={self._deadline.limit_s:.3g} s: "
+            f"{', '.join(parts)}{f'; {why}' if why else ''}; {self._route.advice}",
+            tool=self._call.tool,
         )
 
-    def _too_late(
-        self, call: ToolCall, deadline: Deadline, progress: _Progress, words: str
-    ) -> ToolUnavailable:
+    def _too_late(self, words: str) -> ToolUnavailable:
         """The fault of a call whose time is over."""
         why = ""
-        if progress.is_asking and progress.server is not None:
-            progress.server.note_failure(self.clock())
-        elif progress.server is None and deadline.limit_s:
+        if self._is_asking and self._server is not None:
+            self._server.note_failure(self._clock())
+        elif self._server is None and self._deadline.limit_s:
             why = f"no place in the limiter or the slots ({words or 'it still waited'}); {NO_PLACE}"
-        return self._lost(call, deadline, progress, why, ToolTimeout)
-
-    async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
-        return await self._requests.post(call, server)
+        return self.lost(why, ToolTimeout)
 
 
 def _limited_alone(route: Route, limits: OwnLimits) -> Route:
@@ -571,7 +488,7 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
             slots=FileSlots(state_path(config, mixed).with_suffix(".slots"), config.max_workers),
             timeout_s=config.timeout,
             max_retries=config.max_retries,
-            cache_size=0 if cache.store == "none" else CACHE_ENTRIES,
+            caches=cache.store != "none",
             open_store=partial(store_of, cache, mixed.run_dir),
             limits=partial(limited, tools=config, mixed=mixed),
         )

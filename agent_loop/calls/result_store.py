@@ -1,7 +1,7 @@
 """Tool results that the processes of a host share, in an SQLite file of the run's folder.
 
-The store only saves work. If the file is corrupt, locked or full, one warning is logged and calls
-go on without it.
+The store only saves work. If the file is corrupt, locked or full, one warning is logged and the
+process goes on without it.
 
 Reads are made in the event loop, because a read of a cached file takes about ten microseconds; a
 thread writes. The library diskcache is not used: it has had no release since 2023, and it unpickles
@@ -17,31 +17,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
-
-from tool_server.wire.responses import MAX_ANSWER_BYTES
 
 _log = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = max(MAX_ANSWER_BYTES.values())
-"""Largest body that is stored or read: none that the client accepts is larger."""
 
 _MOST_PENDING = 4096
 """Results that may wait to be written; further results are dropped."""
 
-_PATIENCE_S = 2.0
+_PATIENCE_S = 30.0
 """How long the writing thread waits for another process's transaction."""
 
 _CLOSE_S = 2.0
-
-
-def _refuse(code: int, data: memoryview) -> Any:
-    raise ValueError(f"a stored result has a value of type {code}, which JSON does not have")
-
-
-_BODY = msgspec.msgpack.Decoder(dict[str, Any], ext_hook=_refuse)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS results_v1 (
@@ -54,7 +39,7 @@ CREATE TABLE IF NOT EXISTS results_v1 (
 
 
 class ResultStore:
-    """JSON bodies of answers by key.
+    """Bodies of answers, as JSON, by key.
 
     Args:
         path: the file; created with its folder if missing.
@@ -70,42 +55,36 @@ class ResultStore:
         self._pending: queue.SimpleQueue[tuple[str, float, bytes] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._reader: sqlite3.Connection | None = None
-        self._is_broken = self._has_warned = False
+        self._is_given_up = False
 
-    def get(self, key: str) -> dict[str, Any] | None:
+    def get(self, key: str) -> bytes | None:
         """The body of a key; None if there is none. Never raises."""
-        if self._is_broken:
+        if self._is_given_up:
             return None
         try:
             if self._reader is None:
                 self._reader = self._connect(timeout_s=0.0)
             row = self._reader.execute(
-                "SELECT body FROM results_v1 WHERE key = ? AND made_at > ? "
-                "AND typeof(body) = 'blob' AND length(body) <= ?",
-                (key, self._clock() - self._ttl_s, MAX_BODY_BYTES),
+                "SELECT body FROM results_v1 WHERE key = ? AND made_at > ?",
+                (key, self._clock() - self._ttl_s),
             ).fetchone()
-            return None if row is None else _BODY.decode(row[0])
+            return None if row is None else row[0]
         except sqlite3.OperationalError:
             pass  # locked, for example while another process creates the file
-        except (sqlite3.Error, OSError, ValueError, TypeError, RecursionError) as error:
+        except (sqlite3.Error, OSError) as error:
             self._give_up(error)
         return None
 
-    def put(self, key: str, body: dict[str, Any]) -> None:
+    def put(self, key: str, body: bytes) -> None:
         """Store a body, possibly later or not at all. Never blocks, never raises."""
-        if self._is_broken or self._pending.qsize() >= _MOST_PENDING:
-            return
-        try:
-            packed = msgspec.msgpack.encode(body)
-        except (OverflowError, ValueError, TypeError):  # for example an integer of 30 digits
-            return
-        if len(packed) > min(MAX_BODY_BYTES, self._max_bytes / 8):
+        is_too_large = len(body) > self._max_bytes / 8
+        if is_too_large or self._is_given_up or self._pending.qsize() >= _MOST_PENDING:
             return
         if self._writer is None:
             self.get(key)  # opens the file for reading, before our own writer may lock it
             self._writer = threading.Thread(target=self._write_all, daemon=True, name="tool cache")
             self._writer.start()
-        self._pending.put((key, self._clock(), packed))
+        self._pending.put((key, self._clock(), body))
 
     async def close(self) -> None:
         """Write what is still to be written, and close."""
@@ -132,54 +111,37 @@ class ResultStore:
         return connection
 
     def _write_all(self) -> None:
-        """The writing thread: writes all pending results in one transaction, until None comes."""
+        """The writing thread: writes what is pending, until None comes."""
         connection: sqlite3.Connection | None = None
         try:
-            while (batch := [self._pending.get()])[0] is not None:
-                while not self._pending.empty():
-                    batch.append(self._pending.get())
-                rows = [row for row in batch if row is not None]
-                try:
-                    connection = connection or self._connect(timeout_s=_PATIENCE_S)
-                    self._write(connection, rows)
-                except sqlite3.OperationalError as error:
-                    self._warn(error)  # locked, or the disk is full: these results are lost
-                except (sqlite3.Error, OSError) as error:
-                    self._give_up(error)
-                if None in batch:
-                    return
+            connection = self._connect(timeout_s=_PATIENCE_S)
+            while (row := self._pending.get()) is not None:
+                self._write(connection, row)
+        except (sqlite3.Error, OSError) as error:
+            self._give_up(error)
         finally:
             if connection is not None:
                 connection.close()
 
-    def _write(self, connection: sqlite3.Connection, rows: list[tuple[str, float, bytes]]) -> None:
-        """Write rows, and delete the oldest ones until the used part of the file is in bounds."""
+    def _write(self, connection: sqlite3.Connection, row: tuple[str, float, bytes]) -> None:
+        """Write a row; if the used part of the file is out of bounds, delete the oldest eighth."""
 
         def number(sql: str) -> int:
             return connection.execute(sql).fetchone()[0]
 
-        with connection:  # commits, or rolls back after an error
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(
-                "INSERT OR REPLACE INTO results_v1 (key, made_at, body) VALUES (?, ?, ?)", rows
+        connection.execute(
+            "INSERT OR REPLACE INTO results_v1 (key, made_at, body) VALUES (?, ?, ?)", row
+        )
+        pages = number("PRAGMA page_count") - number("PRAGMA freelist_count")
+        if pages * number("PRAGMA page_size") > self._max_bytes:
+            connection.execute(
+                "DELETE FROM results_v1 WHERE number IN (SELECT number FROM results_v1 "
+                "ORDER BY number LIMIT (SELECT count(*) / 8 + 1 FROM results_v1))"
             )
-            most_pages = self._max_bytes / number("PRAGMA page_size")
-            while number("PRAGMA page_count") - number("PRAGMA freelist_count") > most_pages:
-                if not (there := number("SELECT count(*) FROM results_v1")):
-                    return
-                connection.execute(
-                    "DELETE FROM results_v1 WHERE number IN "
-                    "(SELECT number FROM results_v1 ORDER BY number LIMIT ?)",
-                    (there // 8 + 1,),
-                )
 
     def _give_up(self, error: Exception) -> None:
-        self._warn(error)
-        self._is_broken = True
-
-    def _warn(self, error: Exception) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+        if not self._is_given_up:
+            self._is_given_up = True
             _log.warning(
                 "cannot use cache=%s: %s: %s; results are not shared; delete the file if no run "
                 "uses it",

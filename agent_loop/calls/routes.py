@@ -74,9 +74,9 @@ class Route:
     def names(self) -> str:
         return ", ".join(server.name for server in self.servers.all)
 
-    def origins(self, tool: str) -> list[str]:
-        """`ToolResult.origin` of the answers that a call may get now; none if it is not known."""
-        return self.servers.origins(tool) if self.is_http else [""]
+    def origin_of(self, tool: str) -> str | None:
+        """`ToolResult.origin` of the last answer, for the cache; None if there was none."""
+        return self.servers.origins.get(tool) if self.is_http else ""
 
     def limited(self, **changes: Any) -> "Route":
         """The route with other limits; a value of None keeps this route's."""

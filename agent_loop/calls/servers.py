@@ -7,7 +7,6 @@ A server with failures in a row, or one that asked for a pause, gets calls if th
 A session stays at the server that began it, because no other server has its state.
 """
 
-import hashlib
 import math
 import random
 import zlib
@@ -62,13 +61,6 @@ class Server:
         (`Retry-After`)."""
 
         self._pause_s = FIRST_PAUSE_S
-        self._unnamed = "url:" + hashlib.sha256(url.encode()).hexdigest()[:32]
-        self.origins: dict[str, str] = {}
-        """Tool -> `ToolResult.origin` of its last answer."""
-
-    def origin_of(self, fingerprint: str) -> str:
-        """What answers: the fingerprint that the server gave, or else a hash of its URL."""
-        return fingerprint or self._unnamed
 
     def rank(self, now: float, call: ToolCall, tries: "Server | None") -> tuple[int, float]:
         """Sort key: the lowest gets the request of a call that tries the server `tries`."""
@@ -126,6 +118,9 @@ class Servers:
         self._clock = clock
         self._pins: OrderedDict[str, _Pin] = OrderedDict()
         """Session -> its server, the session that was used last at the end."""
+
+        self.origins: dict[str, str] = {}
+        """Tool -> `ToolResult.origin` of its last answer."""
 
         self._max_request_s = timeout_s / 4
         self._mean_request_s: float | None = None
@@ -210,11 +205,7 @@ class Servers:
         )
 
     def note_answer(self, server: Server, request_s: float, tool: str, origin: str) -> None:
-        server.origins[tool] = origin
+        self.origins[tool] = origin
         mean_s = request_s if self._mean_request_s is None else self._mean_request_s
         self._mean_request_s = mean_s + (request_s - mean_s) / 8
         server.note_answer()
-
-    def origins(self, tool: str) -> list[str]:
-        """What would answer a call of this tool now: one or several origins, none if unknown."""
-        return list(dict.fromkeys(s.origins[tool] for s in self.all if tool in s.origins))

@@ -1,5 +1,6 @@
 """Requests to tool servers: the URL and token of a call, and what the answer says of the tool."""
 
+import hashlib
 import os
 
 from yarl import URL
@@ -21,9 +22,6 @@ from tool_server.wire.tokens import TOKEN_VARIABLE, token_for
 KEEP_S = 4.0
 """How long an unused connection is kept. Some servers close theirs after 5 s (uvicorn), and a call
 that is sent in that moment may be lost."""
-
-MAX_FINGERPRINT = 128
-"""Characters of a fingerprint; a longer one is none."""
 
 
 class ToolRequests:
@@ -61,12 +59,11 @@ class ToolRequests:
             body = decode(call, raw)
         except (ValueError, RecursionError) as error:
             raise unreadable(error, peer) from error
-        fingerprint = response.headers.get(FINGERPRINT, "")
         mark = response.headers.get(CACHEABLE)
         return ToolResult(
             body=body,
             tool=call.tool,
-            origin=server.origin_of(fingerprint if len(fingerprint) <= MAX_FINGERPRINT else ""),
+            origin=response.headers.get(FINGERPRINT) or _hash_of(server.url),
             cacheable=None if mark is None else mark == "yes",
         )
 
@@ -80,3 +77,8 @@ class ToolRequests:
             model_writes=True,
         )
         return URL(f"{base_url}/{tool}"), peer
+
+
+def _hash_of(url: str) -> str:
+    """What stands for the answers of a server that names no fingerprint."""
+    return f"url:{hashlib.sha256(url.encode()).hexdigest()[:32]}"

@@ -88,7 +88,7 @@ class OpenAIClient(LLMServerClient):
             refused=remedy,
             secret=os.environ.get(KEY_VARIABLE, ""),
         )
-        client = ToolClient(url, limiter=None, cache_size=0, **options)
+        client = ToolClient(url, limiter=None, caches=False, **options)
         route = local_route(
             url,
             self._post,

@@ -15,7 +15,7 @@ from agent_loop.row import Row
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState, mistake_of
 from agent_loop.turns.turn_loop import Observation
-from agent_loop.watchdog import SharedWait, waits_for
+from agent_loop.watchdog import Activity, following, start_for_all, waits_for
 from config.compat import gather_all
 from tool_server.wire.protocol import Again, ToolUnavailable
 
@@ -32,7 +32,9 @@ class Toolbox:
     def __init__(self, providers: Sequence[tuple[str, ToolProvider]]) -> None:
         self._providers = providers
         self._listing: asyncio.Task[dict[str, Tool]] | None = None
-        self._shared_wait = SharedWait()
+        self._activity: Activity | None = None
+        """What the listing waits for."""
+
         self._until: Deadline | None = None
         """The last deadline of those that asked for the list."""
 
@@ -54,10 +56,9 @@ class Toolbox:
             self._until = deadline
         # All that wait share the attempts; each leaves at its own deadline.
         if self._listing is None:
-            self._shared_wait = SharedWait()
-            self._listing = self._shared_wait.start(self._listed())
+            self._listing, self._activity = start_for_all(self._listed())
             self._listing.add_done_callback(self._forget_listing)
-        with self._shared_wait.joined():
+        with following(self._activity):
             self._tools = await asyncio.shield(self._listing)
 
     async def _listed(self) -> dict[str, Tool]:

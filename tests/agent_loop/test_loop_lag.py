@@ -103,7 +103,7 @@ class Client(ToolClient):
 
     def __init__(self, timeout_s: float) -> None:
         clock = asyncio.get_running_loop().time
-        super().__init__("http://x", limiter=None, timeout_s=timeout_s, cache_size=0, clock=clock)
+        super().__init__("http://x", limiter=None, timeout_s=timeout_s, caches=False, clock=clock)
 
     async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
         await asyncio.sleep(1.0)

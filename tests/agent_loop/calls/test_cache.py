@@ -1,133 +1,65 @@
-"""Single flight: equal work once at a time, and none that nobody waits for."""
+"""Equal calls at once are one request, and results in memory have their time and bound."""
 
 import asyncio
+import time
 from collections import Counter
-from contextvars import ContextVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.calls.cache import SingleFlight, content_key
+from agent_loop.calls import cache as cache_module
+from agent_loop.calls.cache import CACHE_S, Cache, content_key
+from agent_loop.calls.routes import local_route
+from agent_loop.calls.servers import Server
+from agent_loop.deadline import Deadline
 from tests.fakes.virtual_loop import run_virtual
-from tool_server.wire.protocol import ToolCall
+from tool_server.wire.protocol import Fault, ToolCall, ToolRejected, ToolResult
 
 
-def never(error: BaseException, left_s: float) -> bool:
-    return False
+async def no_post(call: ToolCall, server: Server) -> ToolResult:
+    raise AssertionError("the cache posts nothing")
+
+
+ROUTE = local_route("here", no_post, key="k", timeout_s=60.0, clock=time.monotonic)
 
 
 class Work:
-    """Makes values by hand: each piece of work under way waits to be finished or failed."""
+    """Answers made by hand: each request under way waits to be finished or failed."""
 
     def __init__(self) -> None:
+        self.cache = Cache(time.monotonic)
         self.under_way: dict[str, list[asyncio.Future[int]]] = {}
         self.made = Counter[str]()
-        self.cancelled = 0
 
-    async def make(self, key: str) -> int:
-        self.made[key] += 1
-        number = self.made[key]
+    async def ask(self, tool: str) -> ToolResult:
+        self.made[tool] += 1
+        number = self.made[tool]
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        futures = self.under_way.setdefault(key, [])
+        futures = self.under_way.setdefault(tool, [])
         futures.append(future)
         try:
             await future
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
         finally:
             futures.remove(future)
-        return number
+        return ToolResult(body={"result": number}, cacheable=False)
 
-    def end(self, key: str, error: Exception | None = None) -> None:
-        """End what is under way for a key."""
-        for future in self.under_way.get(key, []):
+    def end(self, tool: str, error: Exception | None = None) -> None:
+        for future in self.under_way.get(tool, []):
             if not future.done():
                 future.set_exception(error) if error else future.set_result(0)
+
+    def caller(self, tool: str) -> "asyncio.Task[ToolResult]":
+        call, deadline = ToolCall(tool=tool, payload={}), Deadline.after(60.0, "timeout")
+        return asyncio.ensure_future(
+            self.cache.answer(call, ROUTE, deadline, lambda: self.ask(tool))
+        )
 
 
 async def settle() -> None:
     """Let all that can go on do so."""
     for _ in range(10):
         await asyncio.sleep(0)
-
-
-def caller(cache: SingleFlight[int], work: Work, key: str) -> "asyncio.Task[tuple[int, bool]]":
-    return asyncio.create_task(cache.get(key, lambda: work.make(key), 60.0))
-
-
-async def test_work_goes_on_while_somebody_waits_and_ends_with_the_last_one():
-    cache, work = SingleFlight[int](never), Work()
-    first, second = caller(cache, work, "a"), caller(cache, work, "a")
-    await settle()
-    first.cancel()
-    await settle()
-    assert (len(work.under_way["a"]), work.cancelled) == (1, 0)
-    second.cancel()
-    await asyncio.wait([first, second])
-    assert (len(work.under_way["a"]), work.cancelled) == (0, 1)
-    assert first.cancelled() and second.cancelled()
-
-
-async def test_who_comes_while_cancelled_work_still_ends_has_work_of_his_own():
-    cache, work = SingleFlight[int](never), Work()
-    ends = asyncio.Event()
-
-    async def make_and_end_slowly() -> int:
-        try:
-            return await work.make("a")
-        finally:
-            await ends.wait()
-
-    first = asyncio.create_task(cache.get("a", make_and_end_slowly, 60.0))
-    await settle()
-    first.cancel()
-    await settle()
-    assert not first.done()  # it leaves when its work has ended
-    second = caller(cache, work, "a")
-    await settle()
-    ends.set()
-    await asyncio.wait([first])
-    third = caller(cache, work, "a")
-    await settle()
-    work.end("a")
-    assert await asyncio.gather(second, third) == [(2, False), (2, True)]
-    assert work.made["a"] == 2
-
-
-async def test_who_joins_before_the_last_one_has_left_keeps_the_work():
-    cache, work = SingleFlight[int](never), Work()
-    first = caller(cache, work, "a")
-    await settle()
-    second = caller(cache, work, "a")  # runs before the cancellation arrives
-    first.cancel()
-    await settle()
-    work.end("a")
-    assert await second == (1, True)
-    assert work.cancelled == 0
-
-
-async def test_a_caller_that_is_cancelled_twice_leaves_at_once():
-    cache = SingleFlight[int](never)
-    ends = asyncio.Event()
-
-    async def stubborn() -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await ends.wait()
-        return 0
-
-    first = asyncio.create_task(cache.get("a", stubborn, 60.0))
-    await settle()
-    first.cancel()
-    await settle()
-    first.cancel()
-    await asyncio.wait([first])
-    assert first.cancelled()
-    ends.set()
-    await settle()
 
 
 STEPS = st.lists(
@@ -143,103 +75,104 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_in_every_order_of_events_callers_get_values_and_work_has_callers(steps):
+def test_in_every_order_of_events_callers_get_values_and_requests_have_callers(steps):
     asyncio.run(play(steps))
 
 
 async def play(steps: list[tuple[str, str | int]]) -> None:
-    cache, work = SingleFlight[int](never), Work()
-    callers: list[tuple[str, asyncio.Task[tuple[int, bool]]]] = []
-    given_up: set[asyncio.Task[tuple[int, bool]]] = set()
+    work = Work()
+    callers: list[tuple[str, asyncio.Task[ToolResult]]] = []
+    given_up: set[asyncio.Task[ToolResult]] = set()
 
     async def check() -> None:
         await settle()
-        for key in "ab":
-            waits = any(k == key and not task.done() for k, task in callers)
-            assert len(work.under_way.get(key, [])) == (1 if waits else 0)
-            assert (key in cache._under_way) == waits
+        for tool in "ab":
+            waits = any(of == tool and not task.done() for of, task in callers)
+            assert len(work.under_way.get(tool, [])) == waits
+        assert len(work.cache._under_way) == sum(map(len, work.under_way.values()))
 
     for step, argument in steps:
         if step == "call":
-            callers.append((str(argument), caller(cache, work, str(argument))))
+            callers.append((str(argument), work.caller(str(argument))))
         elif step == "cancel" and callers:
             task = callers[int(argument) % len(callers)][1]
             if task.cancel():
                 given_up.add(task)
         elif step in ("finish", "fail"):
-            work.end(str(argument), ValueError() if step == "fail" else None)
+            work.end(str(argument), ToolRejected() if step == "fail" else None)
         elif step == "tick":
             for _ in range(int(argument)):
                 await asyncio.sleep(0)
         if step == "tick" and argument == 4:
             await check()
     await check()
-    for key in "ab":
-        work.end(key)
+    for tool in "ab":
+        work.end(tool)
     await check()
-    for key, task in callers:
+    for tool, task in callers:
         if task.cancelled():
             assert task in given_up
-        elif not isinstance(task.exception(), ValueError):
-            assert 1 <= task.result()[0] <= work.made[key]
-    assert cache._under_way == {}
+        elif not isinstance(task.exception(), Fault):
+            assert 1 <= task.result().body["result"] <= work.made[tool]
 
 
 async def test_a_failure_is_everybodys_who_waits_and_nobodys_who_comes_later():
-    cache, work = SingleFlight[int](never), Work()
-    first, second = caller(cache, work, "a"), caller(cache, work, "a")
+    work = Work()
+    first, second = work.caller("a"), work.caller("a")
     await settle()
-    work.end("a", ValueError("no"))
+    work.end("a", ToolRejected("no"))
     for task in (first, second):
-        with pytest.raises(ValueError, match="no"):
+        with pytest.raises(ToolRejected, match="no"):
             await task
-    third = caller(cache, work, "a")
+    third = work.caller("a")
     await settle()
     work.end("a")
-    assert await third == (2, False)
-
-
-async def test_work_has_none_of_the_context_of_the_caller_that_started_it():
-    mine: ContextVar[str] = ContextVar("mine", default="nobody's")
-    mine.set("the first caller's")
-
-    async def make() -> str:
-        return mine.get()
-
-    assert await SingleFlight[str](never).get("a", make, 60.0) == ("nobody's", False)
+    assert (await third).body == {"result": 2}
 
 
 def test_who_joins_waits_no_longer_than_its_own_time():
-    cache = SingleFlight[float](never)
+    async def both() -> tuple[bool, float]:
+        loop = asyncio.get_running_loop()
+        cache, call = Cache(loop.time), ToolCall(tool="a", payload={})
 
-    async def make() -> float:
-        await asyncio.sleep(10)
-        return 60.0
+        async def ask() -> ToolResult:
+            await asyncio.sleep(10)
+            return ToolResult(body={})
 
-    async def impatient() -> float:
+        async def answer(seconds: float) -> ToolResult:
+            deadline = Deadline.after(seconds, "timeout", loop.time)
+            return await cache.answer(call, ROUTE, deadline, ask)
+
+        first = asyncio.ensure_future(answer(60.0))
+        await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
-            await cache.get("a", make, 4.0)
-        return asyncio.get_running_loop().time()
+            await answer(4.0)
+        left_at = loop.time()
+        return (await first).cached, left_at
 
-    async def both() -> tuple[tuple[float, bool], float]:
-        first, left_at = await asyncio.gather(cache.get("a", make, 60.0), impatient())
-        return first, left_at
-
-    assert run_virtual(both()) == (((60.0, False), 4.0), 10.0)
+    assert run_virtual(both()) == ((False, 4.0), 10.0)
 
 
-def test_the_last_one_whose_time_is_over_ends_the_work():
-    async def play() -> tuple[bool, int]:
-        cache, work = SingleFlight[int](never), Work()
-        first = caller(cache, work, "a")
-        await asyncio.sleep(1)
-        second = caller(cache, work, "a")
-        await settle()
-        first.cancel()
-        await asyncio.wait([first, second])
-        return isinstance(second.exception(), TimeoutError), work.cancelled
+def test_memory_keeps_results_for_their_time_and_within_their_bytes(monkeypatch):
+    monkeypatch.setattr(cache_module, "CACHE_BYTES", 5000)
+    now = [0.0]
+    cache = Cache(lambda: now[0])
+    asked: list[str] = []
 
-    assert run_virtual(play()) == ((True, 1), 61.0)
+    def is_cached(tool: str, size: int = 800) -> bool:
+        async def ask() -> ToolResult:
+            asked.append(tool)
+            return ToolResult(body={"result": "x" * size})
+
+        call, deadline = ToolCall(tool=tool, payload={}), Deadline.after(60.0, "timeout")
+        return asyncio.run(cache.answer(call, ROUTE, deadline, ask)).cached
+
+    assert [is_cached(tool) for tool in "abac"] == [False, False, True, False]
+    assert [is_cached(tool) for tool in "acb"] == [True, True, False]  # b was used longest ago
+    assert [is_cached("large", size=9000) for _ in range(2)] == [False, False]
+    assert is_cached("b")
+    now[0] = CACHE_S
+    assert not is_cached("b")
 
 
 def test_half_a_character_in_a_call_has_a_key_as_any_other():

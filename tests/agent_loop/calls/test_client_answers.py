@@ -63,7 +63,7 @@ async def saying(answer: bytes, repeat: bytes = b"") -> AsyncIterator[tuple[str,
 
 
 async def outcome(url: str | list[str], call: ToolCall = CALL, **more: Any) -> ToolResult | Fault:
-    async with client(url, **{"max_retries": 0, "cache_size": 0} | more) as tools:
+    async with client(url, **{"max_retries": 0, "caches": False} | more) as tools:
         try:
             return await tools.call(call)
         except Fault as error:
@@ -210,7 +210,7 @@ async def test_wrong_headers_are_a_fault_of_the_infrastructure(headers):
 async def test_cookies_of_a_server_are_not_sent_back():
     async with (
         running([(GOOD, {"Set-Cookie": "id=1"})]) as server,
-        client(server.url, cache_size=0) as tools,
+        client(server.url, caches=False) as tools,
     ):
         for _ in range(2):
             await tools.call(CALL)

@@ -79,7 +79,7 @@ async def test_calls_spread_over_servers_by_their_load():
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(running(["hang"])) for _ in range(3)]
         tools = await stack.enter_async_context(
-            client([server.url for server in servers], cache_size=0)
+            client([server.url for server in servers], caches=False)
         )
         calls = [asyncio.ensure_future(tools.call(CALL)) for _ in range(9)]
         while sum(len(server.seen) for server in servers) < 9:  # noqa: ASYNC110
@@ -106,7 +106,7 @@ async def test_a_server_that_asks_for_a_pause_has_it_while_the_other_goes_on():
     async with (
         running([(429, {"Retry-After": "60"}), GOOD]) as busy,
         running([GOOD]) as free,
-        client([busy.url, free.url], limiter=limiter, clock=clock, cache_size=0) as tools,
+        client([busy.url, free.url], limiter=limiter, clock=clock, caches=False) as tools,
     ):
         for _ in range(4):
             await tools.call(CALL)

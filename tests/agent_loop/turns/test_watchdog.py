@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent_loop import watchdog
-from agent_loop.watchdog import SharedWait, Watchdog, waits_for
+from agent_loop.watchdog import Watchdog, following, start_for_all, waits_for
 from tests.fakes.virtual_loop import run_virtual
 
 
@@ -110,9 +110,8 @@ def test_it_looks_four_times_in_the_time_that_is_too_long():
     assert looks == [15, 30, 45, 60]
 
 
-def test_a_shared_wait_is_recorded_for_all_who_joined_and_for_nobody_else(clock):
+def test_work_for_all_is_what_those_wait_for_who_follow_it_and_nobody_else(clock):
     dog = Watchdog(60.0, clock)
-    shared = SharedWait()
     seen: list[tuple[str, str]] = []
 
     async def work() -> None:
@@ -120,24 +119,38 @@ def test_a_shared_wait_is_recorded_for_all_who_joined_and_for_nobody_else(clock)
         await asyncio.sleep(2)
         waits_for("tool")
 
-    async def trajectory(joins_at: float, leaves_at: float) -> None:
-        with dog.watch("nq", "nq:7") as activity:
-            await asyncio.sleep(joins_at)
-            with shared.joined():
-                now = activity.waits_for
-                await asyncio.sleep(leaves_at - joins_at)
-            if leaves_at < 2:
-                waits_for("engine")
-            await asyncio.sleep(3 - leaves_at)
-            seen.append((now, activity.waits_for))
-
     async def together() -> None:
+        async def trajectory(joins_at: float, leaves_at: float) -> None:
+            with dog.watch("nq", "nq:7") as mine:
+                await asyncio.sleep(joins_at)
+                with following(activity):
+                    await asyncio.sleep(0)
+                    now = mine.waits_for
+                    await asyncio.sleep(leaves_at - joins_at)
+                if leaves_at < 2:
+                    waits_for("engine")
+                await asyncio.sleep(3 - leaves_at)
+                seen.append((now, mine.waits_for))
+
         with dog.watch("math", "math:1") as starter:
-            task = shared.start(work())
+            task, activity = start_for_all(work())
             await asyncio.gather(trajectory(0, 1), trajectory(1, 3), task)
-        with shared.joined():
+        with following(activity):
             pass
         assert starter.waits_for == "start"
 
     run_virtual(together())
     assert seen == [("limiter", "engine"), ("limiter", "tool")]
+
+
+def test_two_trajectories_may_wait_for_each_other_and_for_themselves(clock):
+    dog = Watchdog(60.0, clock)
+    with (
+        dog.watch("nq", "nq:1") as one,
+        dog.watch("nq", "nq:2") as two,
+        following(one),
+        following(two),
+    ):
+        two.followers.append(one)
+        one.note("tool")
+    assert (one.waits_for, two.waits_for) == ("tool", "tool")
