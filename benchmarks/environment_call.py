@@ -118,7 +118,7 @@ async def ours(
     async with ToolClient(
         config.server_urls,
         limiter=make_limiter(config, mixed) if has_limits else None,
-        slots=FileSlots(folder / "run.slots", AT_ONCE) if has_limits else None,
+        slots=FileSlots(folder / "run.slots", AT_ONCE).hold_async if has_limits else None,
         limits=partial(limited, tools=config, mixed=mixed),
     ) as client:
         provider = EnvironmentProvider(EnvironmentEntry.model_validate(entry), client)

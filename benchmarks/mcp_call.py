@@ -60,7 +60,7 @@ async def ours(command: str, folder: Path, own_limits: bool = False) -> AsyncIte
     async with ToolClient(
         config.server_urls,
         limiter=make_limiter(config, mixed),
-        slots=FileSlots(folder / "run.slots", AT_ONCE),
+        slots=FileSlots(folder / "run.slots", AT_ONCE).hold_async,
         limits=partial(limited, tools=config, mixed=mixed),
     ) as client:
         provider = McpProvider(ToolEntry(mcp=command, **limits), client)  # type: ignore[arg-type]

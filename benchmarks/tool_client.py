@@ -72,7 +72,7 @@ async def ours(url: str, folder: Path, cached: bool = False) -> AsyncIterator[As
     client = ToolClient(
         url,
         limiter=FileRateLimiter(folder / "rate_limit.state", per_minute=6e9, burst=10_000),
-        slots=FileSlots(folder / "slots", AT_ONCE),
+        slots=FileSlots(folder / "slots", AT_ONCE).hold_async,
         caches=cached,
         timeout_s=600.0,
     )

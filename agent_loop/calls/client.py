@@ -105,8 +105,7 @@ class ToolClient:
         patience_s: seconds that a call waits for servers that are away.
         caches: whether results of pure tools are kept, and equal calls at once are one.
         open_store: opens the store of results that processes share, when the client is opened.
-        limits: gives a route the limits of its own. None: deadline, retries and cache only, because
-            a rate and slots need the state of a run.
+        limits: gives a route the limits of its own; without a run, no rate and slots.
         sleep: pause between attempts.
         clock: monotonic seconds.
         rng: draws the jitter.
@@ -123,7 +122,7 @@ class ToolClient:
         patience_s: float = math.inf,
         caches: bool = True,
         open_store: Callable[[], ResultStore | None] = lambda: None,
-        limits: Callable[[Route, OwnLimits], Route] | None = None,
+        limits: Callable[[Route, OwnLimits], Route] = limited,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -135,9 +134,9 @@ class ToolClient:
         self.deadline: Deadline | None = None
         """Of the trajectory whose calls these are."""
 
-        self.limiter, self.slots, self.patience_s = limiter, slots, patience_s
+        self.limiter, self.slots, self.patience_s = limiter, slots or _no_slots, patience_s
         self.sleep, self.clock, self.rng = sleep, clock, rng or random.Random()
-        self.limits = limits or _limited_alone
+        self.limits = limits
         self._throttle = LoopThrottle(CALLS_PER_TURN)
         self.route = Route(
             servers=Servers(urls, timeout_s, clock),
@@ -312,8 +311,8 @@ class _Attempts:
             for limiter in filter(None, () if has_grant else (route.limiter, client.limiter)):
                 await limiter.acquire_async(timeout_s=for_waiting_s(), source=client.source)
             has_grant = True
-            own = _held(route.slots, for_waiting_s())
-            async with own, _held(client.slots, for_waiting_s()):
+            own = (route.slots or _no_slots)(for_waiting_s())
+            async with own, client.slots(for_waiting_s()):
                 asked_at = self._clock()
                 self._limiter_wait_s += asked_at - waited_from
                 server = servers.choose(call, self._tried, self._tries)
@@ -441,16 +440,8 @@ class _Attempts:
         return self.lost(why, ToolTimeout)
 
 
-def _limited_alone(route: Route, limits: OwnLimits) -> Route:
-    """The route with the limits that need no state of a run."""
-    if limits.rate is not None or limits.slots is not None:
-        raise ValueError("rate and slots of a tool need the limits of a run")
-    return route.limited(timeout_s=limits.timeout, max_retries=limits.retry, caches=limits.cache)
-
-
-def _held(slots: Slots | None, timeout_s: float) -> AbstractAsyncContextManager[object]:
-    """A slot, or nothing without a limit."""
-    return nullcontext() if slots is None else slots.hold_async(timeout_s)
+def _no_slots(timeout_s: float) -> AbstractAsyncContextManager[object]:
+    return nullcontext()
 
 
 def store_of(cache: ToolCacheConfig, run_dir: str) -> ResultStore | None:
@@ -465,37 +456,30 @@ def store_of(cache: ToolCacheConfig, run_dir: str) -> ResultStore | None:
     return ResultStore(path, STORE_BYTES, CACHE_S)
 
 
-@dataclass(slots=True)
-class _Shared:
-    client: ToolClient
-    until_loop_ends: AsyncGenerator[None, None]
-
-
 # The key has the pid, because a forked child inherits the dict, and the loop itself, because the id
 # of a loop can be reused.
 _Key = tuple[int, asyncio.AbstractEventLoop, ToolConfig, str]
-_shared: dict[_Key, _Shared] = {}
+_shared: dict[_Key, ToolClient] = {}
 
 
 async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
     """The client of this event loop, created on first use and closed when the loop ends."""
     key = (os.getpid(), asyncio.get_running_loop(), config, mixed.run_dir)
     if key not in _shared:
-        cache = config.cache
+        cache, path = config.cache, state_path(config, mixed)
         client = ToolClient(
             config.server_urls,
             limiter=make_limiter(config, mixed) if config.enable_global_rate_limit else None,
-            slots=FileSlots(state_path(config, mixed).with_suffix(".slots"), config.max_workers),
+            slots=FileSlots(path.with_suffix(".slots"), config.max_workers).hold_async,
             timeout_s=config.timeout,
             max_retries=config.max_retries,
             caches=cache.store != "none",
             open_store=partial(store_of, cache, mixed.run_dir),
             limits=partial(limited, tools=config, mixed=mixed),
         )
-        _shared[key] = _Shared(client, _close_with_loop(key))
-        await client.__aenter__()
-        await _shared[key].until_loop_ends.__anext__()
-    return _shared[key].client
+        _shared[key] = await client.__aenter__()
+        await client.resource("until the loop ends", partial(_close_with_loop, key)).__anext__()
+    return _shared[key]
 
 
 async def _close_with_loop(key: _Key) -> AsyncGenerator[None, None]:
@@ -503,4 +487,4 @@ async def _close_with_loop(key: _Key) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        await _shared.pop(key).client.__aexit__(None, None, None)
+        await _shared.pop(key).__aexit__(None, None, None)

@@ -129,43 +129,34 @@ def end_earlier(path: Path, settings: RateLimitConfig) -> None:
         ray_limiter.end(str(path))
 
 
+_NUMBERS = ("granted", "waiting", "waited_s", "utilisation")
+_NUMBERS_OF_RUN = (*_NUMBERS, "penalties", "rate_factor", "abandoned")
+_NUMBERS_OF_SOURCE = ("granted", "waited_s", "refused")
+
+
 def metrics_now(limiter: Limiter, tool: str | None = None) -> dict[str, float]:
-    """`limiter_metrics`, or `tool_limiter_metrics` of a tool's own limiter. An unreadable limiter
-    gives a warning and no metrics, and no run ends."""
+    """`limiter_metrics`. An unreadable limiter gives a warning and no metrics, and no run ends."""
     from ray.exceptions import RayError
 
     try:
-        snapshot = limiter.snapshot()
-        return limiter_metrics(snapshot) if tool is None else tool_limiter_metrics(snapshot, tool)
+        return limiter_metrics(limiter.snapshot(), tool)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         _log.warning("no metrics of the limiter in this step: %s: %s", type(error).__name__, error)
         return {}
 
 
-def tool_limiter_metrics(snapshot: "Snapshot", tool: str) -> dict[str, float]:
-    """`mixed/limiter/<tool>/*` of a limit that a tool has of its own."""
-    names = ("granted", "waiting", "waited_s", "utilisation")
-    return {f"mixed/limiter/{tool}/{name}": float(getattr(snapshot, name)) for name in names}
-
-
-def limiter_metrics(snapshot: "Snapshot") -> dict[str, float]:
-    """`mixed/limiter/*` and `mixed/<source>/limiter/*`.
+def limiter_metrics(snapshot: "Snapshot", tool: str | None = None) -> dict[str, float]:
+    """`mixed/limiter/*` and `mixed/<source>/limiter/*`; for a limit that a tool has of its own,
+    `mixed/limiter/<tool>/*`.
 
     `waiting`, `utilisation` and `rate_factor` are of now; the others are sums since the state
     began.
     """
-    metrics: dict[str, float] = {
-        "mixed/limiter/granted": snapshot.granted,
-        "mixed/limiter/waiting": snapshot.waiting,
-        "mixed/limiter/waited_s": snapshot.waited_s,
-        "mixed/limiter/utilisation": snapshot.utilisation,
-        "mixed/limiter/penalties": snapshot.penalties,
-        "mixed/limiter/rate_factor": snapshot.rate_factor,
-        "mixed/limiter/abandoned": snapshot.abandoned,
-    }
-    for name, source in snapshot.sources.items():
-        if name:
-            metrics[f"mixed/{name}/limiter/granted"] = source.granted
-            metrics[f"mixed/{name}/limiter/waited_s"] = source.waited_s
-            metrics[f"mixed/{name}/limiter/refused"] = source.refused
+    if tool is not None:
+        return {f"mixed/limiter/{tool}/{name}": getattr(snapshot, name) for name in _NUMBERS}
+    metrics = {f"mixed/limiter/{name}": getattr(snapshot, name) for name in _NUMBERS_OF_RUN}
+    for source, numbers in snapshot.sources.items():
+        if source:
+            for name in _NUMBERS_OF_SOURCE:
+                metrics[f"mixed/{source}/limiter/{name}"] = getattr(numbers, name)
     return metrics

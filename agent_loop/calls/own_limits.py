@@ -8,12 +8,13 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent_loop.calls.limiter import Limiter, end_earlier, limiter_of, own_folder, state_path
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import per_minute, without_secrets
 from rate_limit.gcra import Rate
+from rate_limit.slots import FileSlots
 
 if TYPE_CHECKING:
     from agent_loop.calls.routes import Route
@@ -53,26 +54,28 @@ def own_limiter(entry: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Limi
     Raises:
         ValueError, OSError, RuntimeError: see `make_limiter`.
     """
-    calls = per_minute(entry.rate) if entry.rate is not None else None
-    if calls is None:
+    if entry.rate is None or (calls := per_minute(entry.rate)) is None:
         return None
     path = own_state_path(entry.target, tools, mixed)
     return limiter_of(Rate(per_minute=calls, burst=1), path, mixed)
 
 
-def limited(route: "Route", limits: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> "Route":
-    """The route with the rate, slots, deadline, retries and cache of `limits`."""
-    from rate_limit.slots import FileSlots
-
-    path = own_state_path(limits.target, tools, mixed).with_suffix(".slots")
-    changes: dict[str, Any] = {
-        "limiter": own_limiter(limits, tools, mixed),
-        "slots": None if limits.slots is None else FileSlots(path, limits.slots),
-        "timeout_s": limits.timeout,
-        "max_retries": limits.retry,
-        "caches": limits.cache,
-    }
-    return route.limited(**changes)
+def limited(
+    route: "Route",
+    limits: OwnLimits,
+    tools: ToolConfig | None = None,
+    mixed: MixedConfig | None = None,
+) -> "Route":
+    """The route with the deadline, retries and cache of `limits`; and with their rate and slots, if
+    the settings of a run say where the state of these is."""
+    changes = {"timeout_s": limits.timeout, "max_retries": limits.retry, "caches": limits.cache}
+    if tools is None or mixed is None:
+        return route.limited(**changes)
+    slots = None
+    if limits.slots is not None:
+        path = own_state_path(limits.target, tools, mixed).with_suffix(".slots")
+        slots = FileSlots(path, limits.slots).hold_async
+    return route.limited(**changes, limiter=own_limiter(limits, tools, mixed), slots=slots)
 
 
 def open_own_limiters(

@@ -24,11 +24,8 @@ class Limiter(Protocol):
     async def penalise_async(self, retry_after_s: float = 0.0) -> None: ...
 
 
-class Slots(Protocol):
-    """The method of a concurrency limit that a client calls."""
-
-    def hold_async(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[object]: ...
-
+Slots = Callable[[float], AbstractAsyncContextManager[object]]
+"""A concurrency limit: given the seconds that a call may wait, a place to be held."""
 
 Post = Callable[[ToolCall, Server], Awaitable[ToolResult]]
 """One attempt of a call. It raises `ToolRejected` for a mistake of the model, and `ToolUnavailable`

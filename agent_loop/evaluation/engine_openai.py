@@ -77,7 +77,7 @@ class OpenAIClient(LLMServerClient):
 
     async def connect(self, **options: Any) -> ToolClient:
         """Open the client of the server; `options` are those of `ToolClient`."""
-        self._slots = asyncio.Semaphore(self.most)
+        places = asyncio.Semaphore(self.most)
         url = f"{self.base_url.rstrip('/')}/completions"
         remedy = f"has this server the model, and the key in {KEY_VARIABLE}?"
         self._peer = Peer(
@@ -88,7 +88,7 @@ class OpenAIClient(LLMServerClient):
             refused=remedy,
             secret=os.environ.get(KEY_VARIABLE, ""),
         )
-        client = ToolClient(url, limiter=None, caches=False, **options)
+        client = ToolClient(url, limiter=None, slots=lambda _: places, caches=False, **options)
         route = local_route(
             url,
             self._post,
@@ -130,8 +130,7 @@ class OpenAIClient(LLMServerClient):
             payload = {"ids": ids, "params": params, "most": most, "stops": stops}
             calls = self._calls or await self.connect()
             with unwatched():  # the trajectory waits for its engine
-                async with self._slots:
-                    choice = (await calls.call(ToolCall(tool="engine", payload=payload))).body
+                choice = (await calls.call(ToolCall(tool="engine", payload=payload))).body
             token_ids = self._tokens(choice, stops)
             if token_ids is not None:
                 break

@@ -115,7 +115,8 @@ async def test_a_call_that_is_cancelled_kills_its_program_and_frees_all_places(
     for_ever = run_code_call("while True: pass", "")
     for_ever.payload["run_timeout"] = 60
     async with serve(app) as address:
-        async with ToolClient(address, limiter=None, slots=slots, timeout_s=1000.0) as tools:
+        held = slots.hold_async
+        async with ToolClient(address, limiter=None, slots=held, timeout_s=1000.0) as tools:
             call = asyncio.create_task(tools.call(for_ever))
             program: list[psutil.Process] = []
             while not program:

@@ -225,9 +225,8 @@ async def test_results_may_be_kept_in_memory_only_or_not_at_all(tmp_path, store,
 
 
 async def test_a_stored_result_passes_neither_limiter_nor_slot(tmp_path):
-    class NoSlots:
-        def hold_async(self, timeout_s: float | None = None) -> Any:
-            raise AssertionError("a slot was asked for")
+    def no_slots(timeout_s: float) -> Any:
+        raise AssertionError("a slot was asked for")
 
     path, limiter = tmp_path / "cache", RecordingLimiter()
 
@@ -237,7 +236,7 @@ async def test_a_stored_result_passes_neither_limiter_nor_slot(tmp_path):
     async with running([GOOD]) as server:
         async with client(server.url, open_store=store) as tools:
             first = await tools.call(CALL)
-        async with client(server.url, open_store=store, limiter=limiter, slots=NoSlots()) as tools:
+        async with client(server.url, open_store=store, limiter=limiter, slots=no_slots) as tools:
             tools.route.servers.origins["calculate"] = first.origin
             results = await asyncio.gather(*(tools.call(CALL) for _ in range(4)))
     assert all(result.cached and result.body == GOOD for result in results)

@@ -140,7 +140,12 @@ async def test_who_waits_leaves_a_request_its_time():
     async with (
         running([GOOD]) as server,
         client(
-            server.url, limiter=limiter, slots=slots, clock=clock, timeout_s=40.0, caches=False
+            server.url,
+            limiter=limiter,
+            slots=slots.hold_async,
+            clock=clock,
+            timeout_s=40.0,
+            caches=False,
         ) as tools,
     ):
         await tools.call(CALL)
@@ -406,7 +411,7 @@ async def test_a_cancelled_call_hangs_up_and_leaves_its_slot_to_another(tmp_path
     slots = FileSlots(tmp_path / "slots", 1)
     async with (
         running(["hang", GOOD]) as server,
-        client(server.url, slots=slots) as tools,
+        client(server.url, slots=slots.hold_async) as tools,
     ):
         call = asyncio.create_task(tools.call(CALL))
         await server.hangs.wait()
@@ -422,7 +427,7 @@ async def test_a_cancelled_call_leaves_its_place_in_the_line_for_a_slot(tmp_path
     slots = FileSlots(tmp_path / "slots", 1)
     async with (
         running(["hang", GOOD]) as server,
-        client(server.url, slots=slots, caches=False) as tools,
+        client(server.url, slots=slots.hold_async, caches=False) as tools,
     ):
         holder, first, second = (asyncio.create_task(tools.call(CALL)) for _ in range(3))
         await server.hangs.wait()

@@ -407,7 +407,7 @@ async def test_threads_have_clients_of_their_own_which_end_with_their_loops(tmp_
             thread.start()
         for thread in threads:
             await asyncio.to_thread(thread.join)
-        sessions = [shared.client.opened.requests for shared in client_module._shared.values()]
+        sessions = [shared.opened.requests for shared in client_module._shared.values()]
         assert bodies == [GOOD] * 4 and len(server.seen) == 4
         assert [session for session in sessions if session is not None] == []
         await ask_shared(server.url, tmp_path)

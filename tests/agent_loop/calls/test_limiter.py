@@ -18,7 +18,6 @@ from agent_loop.calls.limiter import (
     rate_of,
     resolve_backend,
     state_path,
-    tool_limiter_metrics,
 )
 from agent_loop.calls.own_limits import open_own_limiters, own_name, own_state_path
 from config.schema import MixedConfig, RateLimitConfig, SourceConfig, ToolConfig
@@ -273,7 +272,7 @@ def test_the_metrics_of_a_tool_s_limiter_have_its_name(tmp_path: Path):
         limiter.acquire(source="nq")
     snapshot = limiter.snapshot()
     found = metrics_now(limiter, "search-1")
-    assert found == tool_limiter_metrics(snapshot, "search-1")
+    assert found == limiter_metrics(snapshot, "search-1")
     assert found["mixed/limiter/search-1/granted"] == 3.0
     assert found["mixed/limiter/search-1/utilisation"] == snapshot.utilisation
     assert {name.rpartition("/")[2] for name in found} == {

@@ -128,7 +128,8 @@ class Counting:
 async def called(*tools: Any, counting: Counting | None = None) -> AsyncIterator[Any]:
     """A function that calls a tool of verl's in a trajectory of the source `shop`."""
     url = "http://127.0.0.1:1"
-    async with ToolClient(url, limiter=counting, slots=counting, timeout_s=20.0) as client:
+    slots = None if counting is None else counting.hold_async
+    async with ToolClient(url, limiter=counting, slots=slots, timeout_s=20.0) as client:
         route = local_route("tools.yaml", not_posted, key="k", timeout_s=20.0, clock=client.clock)
         provider = ToolProvider(tools_of(list(tools), "tools.yaml", route))
         toolbox = Toolbox([("tools.yaml", provider)])
@@ -239,7 +240,8 @@ async def run_as_verl(tool: Any, thing: str) -> Any:
 async def trajectory(counting: Counting, timeout_s: float = 20.0) -> AsyncIterator[list[Any]]:
     """The faults of a trajectory of the source `shop`."""
     url = "http://127.0.0.1:1"
-    async with ToolClient(url, limiter=counting, slots=counting, timeout_s=timeout_s) as client:
+    slots = counting.hold_async
+    async with ToolClient(url, limiter=counting, slots=slots, timeout_s=timeout_s) as client:
         token = client_of_trajectory.set(client.for_source("shop"))
         faults: list[Any] = []
         faults_token = faults_of_trajectory.set(faults)
