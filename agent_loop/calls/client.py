@@ -211,7 +211,7 @@ class ToolClient:
         """Run one call.
 
         If the caller is cancelled, its slot and its limiter queue entry are freed, and its request
-        is closed unless other callers wait for the same answer.
+        is closed. If other callers wait for the same answer, one of them asks.
 
         Raises:
             ToolRejected: the server refuses what the model wrote.

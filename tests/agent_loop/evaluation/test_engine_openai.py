@@ -1,5 +1,6 @@
 """The client of an OpenAI-compatible server, against servers that take and say different things."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -247,3 +248,17 @@ async def test_a_wait_for_the_server_is_a_wait_for_the_engine():
             waits_for("engine")
             await tokens(client)
     assert activity.waits_for == "engine" and {*activity.waited_s} <= {"start", "engine"}
+
+
+async def test_a_request_that_waits_for_its_next_attempt_leaves_its_place_to_another():
+    answers = iter([web.Response(status=503), {"token_ids": [4]}, {"token_ids": [5]}])
+    others: list[list[int]] = []
+
+    async def pause(_: float) -> None:
+        others.append(await tokens(client))
+
+    async with serving(lambda _: next(answers)) as (_, client):
+        client.most = 1
+        await client.connect(sleep=pause)
+        assert await asyncio.wait_for(tokens(client), 20.0) == [5]
+    assert others == [[4]]
