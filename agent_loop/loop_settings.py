@@ -17,12 +17,20 @@ from omegaconf import DictConfig, OmegaConf
 from agent_loop.calls.loop_throttle import LoopThrottle
 from agent_loop.deadline import Deadline
 from agent_loop.loop_lag import LoopLag
-from agent_loop.rewards import LOOPS_OWN, Reward, reward_for
+from agent_loop.rewards.attempt import Reward
 from agent_loop.rewards.custom import LoopReward
+from agent_loop.rewards.registry import reward_for
 from agent_loop.rewards.terms import with_terms
 from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
-from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, default_reward, load_section
+from config.schema import (
+    LOOPS_OWN,
+    TOOL_CONFIG,
+    MixedConfig,
+    ToolConfig,
+    default_reward,
+    load_section,
+)
 
 logger = logging.getLogger(__name__)
 

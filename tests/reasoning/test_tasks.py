@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from agent_loop.rewards import Attempt, reasoning_gym, reward_for
+from agent_loop.rewards import reasoning_gym
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.reasoning_gym import EVALUATES, PARSES, judged
+from agent_loop.rewards.registry import reward_for
 from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.sources.reasoning_tasks import REFUSED, TaskOptions, dataset_of
 from samplers.rows.tagged_json import tagged, untagged

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.rewards import REWARDS
 from agent_loop.rewards.custom import split_path
+from agent_loop.rewards.registry import REWARDS
 from config.lookup import CONFIG_DIR
 from config.schema import TOOL_CONFIG
 from verl_mixed.run.sections import FORMAT_KEY, MODEL_KEY

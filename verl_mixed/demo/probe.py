@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from agent_loop.calls.cache import content_key
-from agent_loop.rewards import Attempt, reward_for
+from agent_loop.rewards.attempt import Attempt
+from agent_loop.rewards.registry import reward_for
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Stop, run_turns
 from config.schema import default_reward

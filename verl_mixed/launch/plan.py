@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from agent_loop.rewards import split_path
+from agent_loop.rewards.custom import split_path
 from agent_loop.rewards.judge_options import is_rubric_file
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE

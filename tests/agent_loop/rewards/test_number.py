@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from agent_loop.environments.episode import InvalidAnswer, step_of
 from agent_loop.environments.textarena_game import TextArenaGame
 from agent_loop.gateway.wire import WireError
-from agent_loop.rewards import Attempt
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.custom import CustomReward, LoopReward
 from agent_loop.rewards.number import MAX_REWARD, reward_number
 from agent_loop.rewards.reasoning_gym import ReasoningReward

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.rewards import LOOPS_OWN, Attempt, reward_for
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.reasoning_gym import NAMES, ReasoningReward, _scorer, algebra
-from agent_loop.rewards.registry import _reward_for
+from agent_loop.rewards.registry import _reward_for, reward_for
 from agent_loop.rewards.scoring import Scorer
-from config.schema import default_reward
+from config.schema import LOOPS_OWN, default_reward
 from samplers.rows.sources.reasoning_gym import records, to_row
 from samplers.rows.tagged_json import tagged
 from tests.fakes.toy_reasoning_gym import SumConfig, Sums, install_toy

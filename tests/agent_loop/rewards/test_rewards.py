@@ -11,13 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop import rewards
-from agent_loop.rewards import (
-    REWARDS,
-    Attempt,
-    reward_for,
-    runs_programs,
-    split_path,
-)
+from agent_loop.rewards.attempt import Attempt
+from agent_loop.rewards.custom import split_path
+from agent_loop.rewards.registry import REWARDS, reward_for, runs_programs
 from agent_loop.rewards.terms import length_term, with_terms
 from config.schema import ConfigError, RewardTerms, SourceConfig, default_reward, load_section
 from tests.agent_loop.rewards.test_rewards_code import Doubler
@@ -96,7 +92,7 @@ def test_sources_have_a_default_reward():
         "math",
         "exact_match",
     ]
-    assert rewards.default_reward is default_reward  # the name of 1.1.0
+    assert rewards.default_reward is default_reward and rewards.Attempt is Attempt  # of 1.1.0
     assert [n for n in REWARDS if runs_programs(n)] == ["code", "code_reward"]
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.rewards import Attempt, reward_for
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.code import (
     Outcome,
     calling_program,
@@ -21,6 +21,7 @@ from agent_loop.rewards.code import (
     same_value,
     time_limit_s,
 )
+from agent_loop.rewards.registry import reward_for
 from tests.agent_loop.rewards.programs import FAIL_CALLS, FAIL_STDIN, PASS_CALLS, PASS_STDIN
 from tool_server.run_code import run_answer
 from tool_server.sandbox import Limits, Program, Sandbox, choose_sandbox

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.rewards import Attempt, math_forms, math_pool, reward_for
+from agent_loop.rewards import math_forms, math_pool
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.math import is_equal, last_values
 from agent_loop.rewards.math_forms import (
     MAX_LENGTH,
@@ -29,6 +30,7 @@ from agent_loop.rewards.math_forms import (
     is_endless,
     normalise,
 )
+from agent_loop.rewards.registry import reward_for
 from agent_loop.rewards.scoring import PROCESSES
 from tests.agent_loop.rewards.math_pairs import DIFFERENT, EQUAL, PAIRS, SAME_TEXT, UNITS
 from tool_server.wire.protocol import ToolTimeout

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.rewards import Attempt, qa, reward_for
+from agent_loop.rewards import qa
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.qa import exact_match, f1, normalise
+from agent_loop.rewards.registry import reward_for
 
 TOOLS: Any = None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_loop.rewards import REWARDS
+from agent_loop.rewards.registry import REWARDS
 from samplers.rows.schema import Row, write_rows
 from samplers.rows.sources import json_qa, math, nq, taco
 from tests.verl_mixed.conftest import RunEnviron, with_overrides

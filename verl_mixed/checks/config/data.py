@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent_loop.rewards import REWARDS, Reward, reward_for
+from agent_loop.rewards.attempt import Reward
+from agent_loop.rewards.registry import REWARDS, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
 from samplers.adaptive.profiles import choices_for, drawn_by_profile, profiles_for, row_ids_of

@@ -14,11 +14,10 @@ from agent_loop.loop_settings import (
     ROUTE_BACKENDS,
     ROUTE_KEYS,
 )
-from agent_loop.rewards import LOOPS_OWN
 from agent_loop.rewards.judge_options import JudgeOptions
 from config.gateway import GATEWAY_LOOP
 from config.lookup import at
-from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
+from config.schema import LOOPS_OWN, TOOL_CONFIG, MixedConfig, ToolConfig
 from config.tool_entries import differing_limits, without_secrets
 from verl_mixed.run.sections import agent_loops, entry_of, loop_of, section_of, sound_sources
 

@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_loop.records.trajectory_record import Call
-from agent_loop.rewards import LOOPS_OWN, Reward, reward_for, runs_programs
+from agent_loop.rewards.attempt import Reward
 from agent_loop.rewards.judging import attempt_of
+from agent_loop.rewards.registry import reward_for, runs_programs
 from agent_loop.rewards.terms import with_terms
 from agent_loop.row import Row
 from agent_loop.toolbox.listing import client_of
 from config.compat import timeout
 from config.lookup import at
 from config.schema import (
+    LOOPS_OWN,
     TOOL_CONFIG,
     PromptConfig,
     SourceConfig,

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from agent_loop.calls.limiter import rate_of
-from agent_loop.rewards import reward_for
+from agent_loop.rewards.registry import reward_for
 from agent_loop.rewards.terms import free_length
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, default_reward

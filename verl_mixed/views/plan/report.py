@@ -314,7 +314,7 @@ def _tool_load(
     mixed: MixedConfig,
 ) -> ToolLoad:
     # not at the top: the plan of a recipe of verl's needs the core only, and rewards need more
-    from agent_loop.rewards import runs_programs
+    from agent_loop.rewards.registry import runs_programs
 
     names = plan.sources
     trajectories = np.array([n_of[name] for name in names])
