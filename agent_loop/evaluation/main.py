@@ -91,10 +91,10 @@ def main(folder: Path) -> None:
     tasks = [(row, sample) for row in rows for sample in range(job.selection.samples)]
     pending = [task for task in tasks if _key(*task) not in file.records]
     _say(f"{len(tasks) - len(pending)} of {len(tasks)} trajectories are there")
-    file.open()
+    file.rewrite()
     if pending:
         _run(config, job, pending, len(tasks), file)
-    file.finish()
+    file.rewrite()
 
 
 def _rows(config: DictConfig, selection: Selection) -> list[dict[str, Any]]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
-from agent_loop.records.evaluation_records import Record
-from agent_loop.records.session_record import record_of
+from agent_loop.records.evaluation_records import Record, record_of
 from agent_loop.row import Row
 from agent_loop.training.verl_adapters.loop_worker import SessionRunner
 

@@ -1,18 +1,21 @@
-"""One line for each judged trajectory of a validation or an evaluation, and the file of lines.
+"""One line for each judged trajectory of a validation or an evaluation, and the file of lines. No
+verl.
 
-A record has no times, so that the same weights, rows and seeds give the same bytes. It is made by
-`agent_loop.records.session_record`; this module is light, because the views import it.
+A record has no times, so that the same weights, rows and seeds give the same bytes.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from agent_loop.records.run_folder import decoded, read_typed, write_lines
+from agent_loop.records.trajectory_record import COMMON_PARTS, TrajectoryRecord
+from agent_loop.row import Row
 from config.disk import flush
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,9 @@ JOB, RECORDS, SELECTED = "job.json", "records.jsonl", "selected.json"
 RECORD = "mixed_record"
 """Name under which the record of a validation, as JSON, travels among verl's `reward_extra_info`.
 verl's metrics leave out values that are texts."""
+
+QUESTION_LENGTH = 160
+"""Characters of a question that a record keeps, for people."""
 
 Key = tuple[str, str, int]
 """Source, row_id and sample of a record. A file has each key once."""
@@ -65,7 +71,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of all token ids of prompt and response. Equal digests: equal tokens."""
 
     question: str = ""
-    """Beginning of the question."""
+    """End of the question."""
 
     @property
     def key(self) -> Key:
@@ -74,6 +80,50 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_solved(self) -> bool:
         return self.acc >= 1
+
+
+class Output(Protocol):
+    """A sequence of a session: `agent_loop.turn_agent_loop.JudgedOutput`."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+    @property
+    def record(self) -> TrajectoryRecord: ...
+
+
+def record_of(outputs: Sequence[Output], row: Row, step: int) -> Record:
+    """The record of a session.
+
+    Args:
+        outputs: all sequences of the session; the last one answers.
+        step: as in `Record`.
+    """
+    records = [output.record for output in outputs]
+    parts, last = records[-1].reward_parts, records[-1]
+    turns = [turn for record in records for turn in record.turns]
+    ids = [[[*map(int, o.prompt_ids)], [*map(int, o.response_ids)]] for o in outputs]
+    return Record(
+        step=step,
+        source=row.source,
+        row_id=row.row_id,
+        sample=int(row.session),
+        reward=float(parts["score"]),
+        acc=float(parts["acc"]),
+        lost=last.is_lost,
+        stop_reason=last.stop_reason,
+        prompt_tokens=len(outputs[0].prompt_ids),
+        response_tokens=sum(len(output.response_ids) for output in outputs),
+        sampled_tokens=sum(turn.tokens for turn in turns),
+        turns=len(turns),
+        tool_calls=sum(len(record.calls) for record in records),
+        rows=len(outputs),
+        parts={name: float(x) for name, x in parts.items() if name not in COMMON_PARTS},
+        # a tool may have written characters that UTF-8 lacks
+        fault=None if last.fault is None else last.fault.encode(errors="replace").decode(),
+        tokens=hashlib.blake2b(json.dumps(ids).encode(), digest_size=12).hexdigest(),
+        question=" ".join(row.question.split())[-QUESTION_LENGTH:],
+    )
 
 
 def line_of(record: Record) -> dict[str, Any]:
@@ -116,8 +166,9 @@ def read_records(path: Path) -> tuple[list[Record], list[str]]:
 class RecordsFile:
     """The file of an evaluation that goes on where an earlier one was killed.
 
-    Records are appended as trajectories end. `finish` writes all in order, so that the file does
-    not depend on which trajectory ended first, nor on kills.
+    Records are appended as trajectories end. `rewrite` writes all in order: before the first, to
+    remove a line that a kill cut short, and after the last, so that the file does not depend on
+    which trajectory ended first, nor on kills.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,12 +176,9 @@ class RecordsFile:
         self.records = {record.key: record for record in read_records(path)[0]}
         """Key -> the newest record."""
 
-    def open(self) -> None:
-        """Make the file ready: remove a last line that a kill cut short."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab+") as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+    def rewrite(self) -> None:
+        """Write all records in order."""
+        write_records(self._path, self.records.values())
 
     def append(self, records: Sequence[Record]) -> None:
         """Add records, and wait until they are on the disk."""
@@ -139,7 +187,3 @@ class RecordsFile:
             file.write("".join(f"{line}\n" for line in lines).encode())
             flush(file)
         self.records |= {record.key: record for record in records}
-
-    def finish(self) -> None:
-        """Write all records in order."""
-        write_records(self._path, self.records.values())

@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
         json.dumps([[s, f"{s}:{r}"] for s, r in map(ROWS.__getitem__, chosen)])
     )
     file = RecordsFile(folder / RECORDS)
-    file.open()
+    file.rewrite()
     for place in chosen:
         source, row = ROWS[place]
         for sample in range(job.selection.samples):
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
                 with (folder / RECORDS).open("a") as torn:
                     torn.write('{"step": 1, "sou')
                 os.kill(os.getpid(), signal.SIGKILL)
-    file.finish()
+    file.rewrite()
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ from agent_loop.calls.client import shared_client
 from agent_loop.deadline import Deadline
 from agent_loop.loop_lag import spare_full_collections
 from agent_loop.loop_settings import ROUTE_KEYS, most_open_requests, settings_of
-from agent_loop.records.evaluation_records import RECORD, line_of
-from agent_loop.records.session_record import record_of
+from agent_loop.records.evaluation_records import RECORD, line_of, record_of
 from agent_loop.records.trajectory_record import StopReason
 from agent_loop.row import Row
 from agent_loop.seeds import seed_from

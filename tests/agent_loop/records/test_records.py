@@ -39,17 +39,17 @@ def test_an_evaluation_killed_at_any_byte_goes_on_to_the_same_file(
     write_records(whole, records)
     done = data.draw(st.permutations(records))[: data.draw(st.integers(0, len(records)))]
     first = RecordsFile(killed)
-    first.open()
+    first.rewrite()
     first.append(done)
     cut = data.draw(st.integers(0, len(killed.read_bytes())))
     killed.write_bytes(killed.read_bytes()[:cut])
 
     second = RecordsFile(killed)
-    second.open()
+    second.rewrite()
     assert set(second.records) <= {each.key for each in done}
     second.append([each for each in records if each.key not in second.records])
     assert {each.key for each in read_records(killed)[0]} == {each.key for each in records}
-    second.finish()
+    second.rewrite()
 
     assert killed.read_bytes() == whole.read_bytes()
 
