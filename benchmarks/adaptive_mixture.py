@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from agent_loop.records.run_folder import read_metrics
-from agent_loop.records.statistics import half_width95
+from agent_loop.records.statistics import half_width
 from samplers.ledger import Decision, LedgerEntry, read_ledger
 
 MIXTURES = {"equal": (1, 1, 1), "math": (1, 1, 2), "nq": (1, 2, 1), "taco": (2, 1, 1)}
@@ -152,8 +152,8 @@ def curve_of(folder: Path) -> Curve:
 
 
 def interval(values: Sequence[float]) -> str:
-    half = half_width95(values)
-    return f"{fmean(values):.3f}" + ("" if half is None else f" +- {half:.3f}")
+    half = f" +- {half_width(values):.3f}" if len(values) > 1 else ""
+    return f"{fmean(values):.3f}{half}"
 
 
 def compare(groups: Mapping[str, Sequence[Curve]], sources: Sequence[str]) -> dict[str, Any]:

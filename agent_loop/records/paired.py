@@ -6,13 +6,12 @@ take the same number of samples of a prompt (`paired_means`), because the sign-f
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from statistics import fmean, stdev
 
 import numpy as np
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.statistics import LEVEL, Interval, student_quantile
+from agent_loop.records.statistics import LEVEL, Interval, half_width
 
 EXACT_FLIPS = 14
 """Up to this number of changed prompts, all sign patterns are enumerated."""
@@ -62,8 +61,8 @@ class Difference:
 
 def difference(
     first: Mapping[str, float], last: Mapping[str, float], comparisons: int = 1
-) -> Difference | None:
-    """Compare the means of the prompts that both have; None if they have none in common.
+) -> Difference:
+    """Compare the means of the same prompts.
 
     The interval is Student's t over the differences of the prompts. With several comparisons each
     gets a level of 1 - 0.05 / comparisons (Bonferroni), so the chance that any of them calls an
@@ -73,20 +72,19 @@ def difference(
     both means of a prompt are over the same number of samples.
 
     Args:
-        first: prompt -> mean of its judged samples, as `paired_means` makes it; likewise `last`.
+        first: prompt -> mean of its judged samples, at least one, as `paired_means` makes it;
+            likewise `last`, of the same prompts.
         comparisons: differences that are looked at together, 1 or more.
 
     Source: Miller 2024, "Adding Error Bars to Evals", section 4.2 (paired differences); Fisher
     1935, "The Design of Experiments", section 21 (sign-flip test).
     """
-    rows = sorted(first.keys() & last.keys())
-    if not rows:
-        return None
+    rows = sorted(first)
     gaps = [last[row] - first[row] for row in rows]
     gaps = [0.0 if abs(gap) < 1e-12 else gap for gap in gaps]
     change, level, interval = fmean(gaps), 1 - (1 - LEVEL) / comparisons, None
-    if len(gaps) > 1 and (spread := stdev(gaps)) > 1e-12:
-        half = student_quantile(level, len(gaps) - 1) * spread / sqrt(len(gaps))
+    if len(gaps) > 1 and stdev(gaps) > 1e-12:
+        half = half_width(gaps, level)
         interval = (change - half, change + half)
     return Difference(
         prompts=len(rows),

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from agent_loop.records.evaluation_records import Record
-from agent_loop.records.statistics import half_width95
+from agent_loop.records.statistics import half_width
 from agent_loop.records.trajectory_record import TRUNCATED, Call, StopReason, TrajectoryRecord
 
 Kind = TypeVar("Kind", TrajectoryRecord, Record)
@@ -93,8 +93,8 @@ def _of_groups(own: Sequence[TrajectoryRecord]) -> dict[str, float]:
     groups = [[t for t in group if t.is_judged] for group in groups_of(own).values()]
     judged = [group for group in groups if group]
     # The interval over group means, because only groups are independent samples.
-    half = half_width95([_mean(t.reward for t in group) for group in judged])
-    metrics = {} if half is None else {"reward/ci95": half}
+    means = [_mean(t.reward for t in group) for group in judged]
+    metrics = {"reward/ci95": half_width(means)} if len(means) > 1 else {}
     if judged:
         metrics["solved_all"] = _mean(all(t.acc >= 1 for t in group) for group in judged)
         metrics["solved_none"] = _mean(not any(t.acc >= 1 for t in group) for group in judged)

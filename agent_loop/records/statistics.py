@@ -18,11 +18,6 @@ from agent_loop.records.evaluation_records import Record
 LEVEL = 0.95
 """Probability that an interval contains the true value."""
 
-_Z95 = 1.959964
-_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Quantiles of `reward/ci95` in metrics.jsonl, for 1 to 9 degrees of freedom. They are rounded as
-earlier releases rounded them, so that the lines of a run that goes on can be compared."""
-
 Interval = tuple[float, float]
 """(low, high)"""
 
@@ -135,7 +130,7 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(collected) if (collected := [*values]) else 0.0
 
 
-def estimate(prompts: Mapping[str, Sequence[float]], level: float = LEVEL) -> Estimate | None:
+def estimate(prompts: Mapping[str, Sequence[float]]) -> Estimate | None:
     """The mean of all values and its interval, with the values of a prompt as one cluster.
 
     The standard error is that of cluster sampling, with the factor G / (G - 1) for G prompts. If
@@ -164,17 +159,17 @@ def estimate(prompts: Mapping[str, Sequence[float]], level: float = LEVEL) -> Es
         residuals = [fsum(value - mean for value in own) for own in prompts.values()]
         squares = fsum(residual**2 for residual in sorted(residuals))
         error = sqrt(groups / (groups - 1) * squares) / count
-        t = student_quantile(level, groups - 1)
+        t = student_quantile(LEVEL, groups - 1)
         if min(values) >= 0 and max(values) <= 1:
-            z = normal_quantile(level)
+            z = normal_quantile(LEVEL)
             effective = mean * (1 - mean) / error**2 * (z / t) ** 2 if error > 1e-12 else groups
-            interval = wilson(mean, min(effective, count), level)
+            interval = wilson(mean, min(effective, count))
         elif error > 0:
             interval = (mean - t * error, mean + t * error)
     return Estimate(mean=mean, interval=interval, prompts=groups, trajectories=count)
 
 
-def wilson(share: float, count: float, level: float = LEVEL) -> Interval:
+def wilson(share: float, count: float) -> Interval:
     """Interval of a mean of `count` independent values in [0, 1].
 
     The interval is made for shares (values 0 and 1). For other values in [0, 1] it is too wide
@@ -183,30 +178,19 @@ def wilson(share: float, count: float, level: float = LEVEL) -> Interval:
     Args:
         share: the observed mean, 0 to 1.
         count: above 0; need not be whole.
-        level: probability that the interval contains the true mean.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
-    z = normal_quantile(level)
+    z = normal_quantile(LEVEL)
     scale = 1 + z**2 / count
     middle = (share + z**2 / (2 * count)) / scale
     half = z / scale * sqrt(max(0.0, share * (1 - share)) / count + z**2 / (4 * count**2))
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
-def half_width95(values: Sequence[float]) -> float | None:
-    """Half width of the 95 % interval of the mean of two or more independent values, else None.
-
-    From ten degrees of freedom on, Student's t is its expansion around the normal distribution.
-    """
-    freedom, z = len(values) - 1, _Z95
-    if freedom < 1:
-        return None
-    if freedom <= len(_T95):
-        t = _T95[freedom - 1]
-    else:
-        t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3) / (96 * freedom**2)
-    return t * stdev(values) / sqrt(len(values))
+def half_width(values: Sequence[float], level: float = LEVEL) -> float:
+    """Half width of the interval of the mean of two or more independent values."""
+    return student_quantile(level, len(values) - 1) * stdev(values) / sqrt(len(values))
 
 
 def normal_quantile(level: float) -> float:

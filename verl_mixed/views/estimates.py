@@ -15,7 +15,7 @@ from agent_loop.records.paired import Difference, difference, paired_means
 from agent_loop.records.statistics import (
     LEVEL,
     Interval,
-    half_width95,
+    half_width,
     normal_quantile,
     results_of,
     wilson,
@@ -247,7 +247,7 @@ def _in_training(lines: Sequence[Line], source: str) -> Improvement | None:
 def _over_steps(points: Points, halves: Mapping[int, float]) -> Estimate:
     """The mean of (step, mean); `halves` is step -> half width of the step's own interval."""
     values = [value for _, value in points]
-    half = half_width95(values) if len(values) >= LEAST_STEPS else None
+    half = half_width(values) if len(values) >= LEAST_STEPS else None
     if not half:
         half = _half_of_mean([halves.get(step) for step, _ in points])
     mean = fmean(values)

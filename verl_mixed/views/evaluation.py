@@ -153,20 +153,16 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
         for other in evaluations[1:]
         for source, means in paired_means(evaluations[0].records, other.records).items()
     ]
-    found: list[Compared] = []
-    for source, other, means in sorted(pairs, key=lambda pair: pair[0]):
-        one = difference(means.first, means.last, len(pairs))
-        assert one is not None, "they have a prompt in common"
-        found.append(
-            Compared(
-                source=source,
-                first=evaluations[0].label,
-                last=other.label,
-                difference=one,
-                left_out=means.left_out,
-            )
+    return [
+        Compared(
+            source=source,
+            first=evaluations[0].label,
+            last=other.label,
+            difference=difference(means.first, means.last, len(pairs)),
+            left_out=means.left_out,
         )
-    return found
+        for source, other, means in sorted(pairs, key=lambda pair: pair[0])
+    ]
 
 
 def difference_words(one: Difference) -> str:

@@ -229,7 +229,7 @@ def test_the_interval_of_a_mean_is_over_groups_and_a_single_group_has_none():
     groups = [trajectory("nq", uid, acc) for uid, acc in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
     again = [trajectory("nq", uid, acc) for uid, acc in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
     twice = source_metrics(groups + again)  # a second trajectory of a prompt says nothing new
-    assert twice["mixed/nq/reward/ci95"] == pytest.approx(4.30 * (1 / 3) ** 0.5 / 3**0.5)
+    assert twice["mixed/nq/reward/ci95"] == pytest.approx(4.302653 * (1 / 3) ** 0.5 / 3**0.5)
     assert "mixed/nq/reward/ci95" not in source_metrics(groups[:1])
 
 

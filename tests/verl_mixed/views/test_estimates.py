@@ -113,7 +113,7 @@ def test_without_two_validations_the_first_and_last_steps_of_training_are_compar
     assert (one.first.steps, one.last.steps) == ((1, 10), (18, 27))
     assert (one.first.mean, one.last.mean) == pytest.approx((0.15, 0.6))
     # half of Student's interval for nine degrees of freedom
-    half = 2.26 * 0.05 * sqrt(10 / 9) / sqrt(10)
+    half = 2.262157 * 0.05 * sqrt(10 / 9) / sqrt(10)
     assert one.first.interval == pytest.approx((0.15 - half, 0.15 + half))
     assert one.verdict == "improved"
 
