@@ -6,7 +6,7 @@ the batch but no gradient.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -121,27 +121,19 @@ def token_metrics(rows: Iterable[TokenSums]) -> dict[str, float]:
     for source, own in sorted(by_source.items()):
         strength[source] = sum(row.strength for row in own)
         moving[source] = sum(row.moving for row in own)
-        entropy, kl = _mean(own, lambda row: row.entropy), _mean(own, lambda row: row.kl)
-        if entropy is not None:
-            metrics[f"mixed/{source}/entropy/mean"] = entropy
-        if kl is not None:
-            metrics[f"mixed/{source}/kl/mean"] = kl
-        weighted = [row for row in own if row.importance is not None]
-        weights = [row.importance for row in weighted if row.importance is not None]
+        sums = {"entropy": [row.entropy for row in own], "kl": [row.kl for row in own]}
+        for name, values in sums.items():
+            known = [(x, row.tokens) for x, row in zip(values, own, strict=True) if x is not None]
+            if tokens := sum(count for _, count in known):
+                metrics[f"mixed/{source}/{name}/mean"] = sum(x for x, _ in known) / tokens
+        weights = [(*row.importance, row.tokens) for row in own if row.importance is not None]
         if weights:
-            total = sum(row.tokens for row in weighted)
-            metrics[f"mixed/{source}/importance/mean"] = sum(w[0] for w in weights) / total
-            metrics[f"mixed/{source}/importance/min"] = min(w[1] for w in weights)
-            metrics[f"mixed/{source}/importance/max"] = max(w[2] for w in weights)
+            totals, least, most, counts = zip(*weights, strict=True)
+            metrics[f"mixed/{source}/importance/mean"] = sum(totals) / sum(counts)
+            metrics[f"mixed/{source}/importance/min"] = min(least)
+            metrics[f"mixed/{source}/importance/max"] = max(most)
     for name, of_sources in (("advantage_share", strength), ("gradient_token_share", moving)):
         if total := sum(of_sources.values()):
             for source, value in of_sources.items():
                 metrics[f"mixed/{source}/{name}"] = value / total
     return metrics
-
-
-def _mean(rows: Sequence[TokenSums], sum_of: Callable[[TokenSums], float | None]) -> float | None:
-    """Mean over the tokens in the loss of the rows that have the sum; None without a token."""
-    known = [(value, row.tokens) for row in rows if (value := sum_of(row)) is not None]
-    tokens = sum(count for _, count in known)
-    return sum(value for value, _ in known) / tokens if tokens else None

@@ -25,8 +25,7 @@ from verl.utils import tensordict_utils as tu
 from agent_loop.limited import settle_limiters
 from agent_loop.records.exposition import Exposition
 from agent_loop.records.run_folder import STOP_FILE, MetricsFile, is_claimed
-from agent_loop.records.wandb_artifacts import Artifacts
-from agent_loop.records.wandb_run import end_service
+from agent_loop.records.wandb_run import Artifacts, end_service
 from agent_loop.training.accounts import Accounts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.checkpoints import Checkpoints

@@ -10,7 +10,7 @@ from agent_loop.records.exposition import Exposition
 from agent_loop.records.run_folder import MetricsFile
 from agent_loop.records.token_metrics import TokenSums
 from agent_loop.records.trajectory_record import TrajectoryRecord
-from agent_loop.records.wandb_artifacts import Artifacts
+from agent_loop.records.wandb_run import Artifacts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
 from config.schema import MixedConfig

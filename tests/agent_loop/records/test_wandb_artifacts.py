@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import wandb
 
-from agent_loop.records import wandb_artifacts
-from agent_loop.records.wandb_artifacts import LINKS, Artifacts
+from agent_loop.records import wandb_run
+from agent_loop.records.wandb_run import LINKS, Artifacts
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_disk_without_hard_links_gives_the_files_themselves(
 
     run = OnlineRun(None)
     monkeypatch.setattr(wandb, "run", run)
-    monkeypatch.setattr(wandb_artifacts.os, "link", refuse)
+    monkeypatch.setattr(wandb_run.os, "link", refuse)
     artifacts = Artifacts("trial")
     artifacts.log("checkpoint", 5, checkpoint)
     artifacts.shutdown()
