@@ -124,10 +124,10 @@ def _same_value(ours: Any, theirs: Any) -> bool | None:
     point = {symbol: Rational(1361 + 542 * i, 997) for i, symbol in enumerate(symbols)}
     expressions: list[Any] = [ours, theirs]
     try:
-        a, b = (complex(each.xreplace(point).evalf(15)) for each in expressions)
+        a, b = (complex(each.xreplace(point).evalf(15, strict=True)) for each in expressions)
         if abs(a - b) > 1e-3 * max(abs(a), abs(b)):  # at once, before what may take long
             return False
-    except Exception:  # a function without a value, one too large: sympy raises anything
+    except Exception:  # no value, no digit that is sure, too large: sympy raises anything
         pass
     try:
         difference = (expressions[0] - expressions[1]).doit().expand()

@@ -560,6 +560,15 @@ def test_a_square_is_what_it_multiplies_out_to(a, b):
     assert asyncio.run(is_equal(text, other.replace(f"({a * a})", f"({b})"))) is (b == a * a)
 
 
+async def test_what_cancels_out_is_0():
+    root = r"\sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}}"
+    assert (
+        await all_of(("3397-3397=0", "0"), ("0", r"\sqrt{2}-\sqrt{2}"), (f"{root}=0", "0"))
+        == [True] * 3
+    )
+    assert await all_of(("3397-3396=0", "0"), (r"10^{-200}", "0")) == [False] * 2
+
+
 async def test_a_check_that_an_overloaded_machine_delays_is_no_verdict(monkeypatch):
     late: Future[bool] = Future()
     late.set_exception(FutureTimeoutError())
