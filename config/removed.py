@@ -24,7 +24,7 @@ REMOVED: dict[str, str] = {
     "mixed.tool_server.drain_s": "after SIGTERM requests have 10 s to end; leave it out",
     "mixed.tool_server.max_body_mb": "a body has at most 32 MB; leave it out",
     "mixed.tool_server.algebra_workers": (
-        "as many expressions as programs run at once; set mixed.tool_server.sandbox_workers"
+        "expressions and programs share their places; set mixed.tool_server.sandbox_workers"
     ),
     "mixed.tool_server.algebra_s": "an expression has 5 s; leave it out",
     "mixed.tool_server.algebra_memory_mb": "an expression has 1024 MB; leave it out",

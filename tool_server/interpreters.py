@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import OrderedDict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -15,6 +14,9 @@ SPARED_S = 300.0
 """A session that was used in this time is not ended for a new one. Longer than a model takes to
 write its next cell; shorter than `IDLE_S`, so that the sessions of clients that were killed
 do not keep new ones out for long."""
+
+CLEAN_EVERY_S = 30.0
+"""Time between two looks for sessions that nobody uses."""
 
 
 class InterpreterGone(RuntimeError):
@@ -52,9 +54,10 @@ class Interpreters:
         idle_s: float = IDLE_S,
         spared_s: float = SPARED_S,
     ) -> None:
-        self._sandbox, self._max_sessions, self._idle_s = sandbox, max_sessions, idle_s
-        self._spared_s = spared_s
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self.sandbox, self._max_sessions = sandbox, max_sessions
+        self._idle_s, self._spared_s = idle_s, spared_s
+        self._entries: dict[str, _Entry] = {}
+        self._cleaner: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -94,18 +97,16 @@ class Interpreters:
                 raise _gone(name)
             evicted = self._evict_for(name)
             entry = self._entries[name] = _Entry()
-        self._entries.move_to_end(name)
+            self._cleaner = self._cleaner or asyncio.create_task(self._clean())
         async with entry.lock:
             try:
                 if evicted is not None:
                     await asyncio.shield(evicted.aclose())
                 before = entry.interpreter
                 if before is None or not before.is_alive:
-                    if began and before is None:
-                        raise _gone(name)
                     await entry.exit_stack.aclose()
                     entry.interpreter = await entry.exit_stack.enter_async_context(
-                        self._sandbox.interpreter(limits, files)
+                        self.sandbox.interpreter(limits, files)
                     )
                 if self._entries.get(name) is not entry:  # it was ended in the meantime
                     raise _gone(name)
@@ -126,6 +127,11 @@ class Interpreters:
             await self._end(name, entry)
         return entry is not None
 
+    async def _clean(self) -> None:
+        while True:
+            await asyncio.sleep(CLEAN_EVERY_S)
+            await self.end_idle()
+
     async def end_idle(self) -> None:
         used_before = time.monotonic() - self._idle_s
         for name, entry in list(self._entries.items()):
@@ -133,6 +139,9 @@ class Interpreters:
                 await self._end(name, entry)
 
     async def close(self) -> None:
+        if self._cleaner is not None:
+            self._cleaner.cancel()
+            self._cleaner = None
         for name, entry in list(self._entries.items()):
             await self._end(name, entry)
 
@@ -141,7 +150,7 @@ class Interpreters:
         if len(self._entries) < self._max_sessions:
             return None
         used_before = time.monotonic() - self._spared_s
-        for oldest, entry in self._entries.items():
+        for oldest, entry in sorted(self._entries.items(), key=lambda each: each[1].used_at):
             if entry.used_at <= used_before and not entry.lock.locked():
                 del self._entries[oldest]
                 return entry.exit_stack

@@ -40,9 +40,6 @@ from tool_server.wire.responses import is_repeatable
 MIN_MEMORY_MB = 64
 """Smallest memory limit; the interpreter does not start with less."""
 
-CLEAN_EVERY_S = 30.0
-"""Time between two looks for interpreters that nobody uses."""
-
 MAX_SUBMIT_CHARS = 4 << 20
 """Characters of programs' outputs in an answer of `/submit`. Without this bound, a program that
 fills stdout and stderr in each of 200 tests made an answer of 2.4 GB, and the event loop stood
@@ -90,7 +87,6 @@ class RunCode:
         self.fault = self.fingerprint = ""
         self.slots = RequestSlots(settings.sandbox_workers)
         self._settings = settings
-        self._cleaner: asyncio.Task[None] | None = None
         self._sandbox: Sandbox | None = None
         try:
             self._sandbox = choose_sandbox(
@@ -131,13 +127,10 @@ class RunCode:
         }
 
     async def start(self) -> None:
-        if self._sandbox is not None:
-            self._cleaner = asyncio.create_task(self._clean())
+        pass
 
     async def close(self) -> None:
         if self._sandbox is not None:
-            if self._cleaner is not None:
-                self._cleaner.cancel()
             await self.interpreters.close()
             self._sandbox.close()
 
@@ -151,11 +144,6 @@ class RunCode:
         if self._sandbox is None:
             raise json_error(web.HTTPServiceUnavailable, self.fault, NOT_EXECUTED)
         return self._sandbox
-
-    async def _clean(self) -> None:
-        while True:
-            await asyncio.sleep(CLEAN_EVERY_S)
-            await self.interpreters.end_idle()
 
     async def _run_code(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunCodeRequest)

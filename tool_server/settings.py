@@ -35,7 +35,7 @@ class ServerSettings(BaseModel):
     """isolation of programs; auto takes the stronger one that works here"""
 
     sandbox_workers: int = Field(default=2, ge=1)
-    """programs that run at once, and as many algebra expressions; further ones wait"""
+    """programs and algebra expressions that run at once; further ones wait"""
 
     sandbox_packages: tuple[str, ...] = ()
     """installed packages that programs may import, for example numpy sympy; they are loaded before

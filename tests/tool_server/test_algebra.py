@@ -210,6 +210,9 @@ def test_no_short_expression_does_anything_but_be_answered_or_refused(tokens):
     assert kind in ("result", "error") and text
 
 
+ENDLESS = "expand((a+b)^100000)"
+
+
 @pytest.fixture
 async def calculator() -> AsyncIterator[Calculate]:
     before = processes()
@@ -229,29 +232,33 @@ def processes() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-async def at_work(
-    calculator: Calculate, expression: str
-) -> tuple["asyncio.Task[dict[str, str]]", psutil.Process]:
-    """A call under way, and the process that works on it."""
-    before_s = {child: child.cpu_times().user for child in processes()}
-    call = asyncio.create_task(calculator.answer(expression))
-    while True:
+def used_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cpu_times().user
+    return 0.0
+
+
+async def at_work(call: "asyncio.Task[dict[str, str]]") -> psutil.Process:
+    """The process that works on a call."""
+    before_s = {child: used_s(child) for child in processes()}
+    while not call.done():
         await asyncio.sleep(0)
         for child in processes():
-            if child.cpu_times().user > before_s.get(child, 99) + 0.1:
-                return call, child
+            if used_s(child) > before_s.get(child, 0.0) + 0.1:
+                return child
+    raise AssertionError(call.result())
 
 
 @pytest.mark.sandbox
 async def test_a_call_finds_the_interpreter_of_the_last_one(calculator, monkeypatch):
-    ((_, interpreter),) = calculator.idle
+    kept = processes()
     assert await calculator.answer("x +* 2") == {"error": "not an expression: 'x +* 2'"}
     assert "RecursionError" in (await calculator.answer("-" * 1900 + "x!"))["error"]
     assert await calculator.answer("x^2=4") == {"result": "x = -2 or x = 2"}
-    assert [each for _, each in calculator.idle] == [interpreter]
+    assert processes() == kept
     monkeypatch.setattr(calculate_module, "ALGEBRA", replace(calculate_module.ALGEBRA, memory_mb=1))
     assert await calculator.answer("x^2=9") == {"result": "x = -3 or x = 3"}
-    assert calculator.idle == [], "sympy's caches keep the memory that a calculation took"
+    assert processes() < kept, "sympy's caches keep the memory that a calculation took"
 
 
 @pytest.mark.sandbox
@@ -266,7 +273,7 @@ async def test_a_hostile_expression_ends_at_the_time_limit_and_leaves_nothing(
     monkeypatch.setattr(calculate_module, "ALGEBRA", replace(calculate_module.ALGEBRA, wall_s=0.2))
     error = "time limit: the calculation took longer than 0.2 s"
     assert await calculator.answer(expression) == {"error": error}
-    assert calculator.idle == [] and processes() < before
+    assert processes() < before
     monkeypatch.undo()
     assert await calculator.answer("x=2") == {"result": "x = 2"}
 
@@ -276,23 +283,41 @@ async def test_a_hostile_expression_ends_at_the_time_limit_and_leaves_nothing(
 async def test_what_needs_too_much_memory_is_told_so(calculator, monkeypatch):
     limits = replace(calculate_module.ALGEBRA, wall_s=60.0, memory_mb=400)
     monkeypatch.setattr(calculate_module, "ALGEBRA", limits)
-    await calculator.end_idle()
+    await (await calculator._interpreters()).close()
     assert "cannot calculate" in (await calculator.answer("expand((a+b+c+d)^1000)"))["error"]
     assert await calculator.answer("x=1") == {"result": "x = 1"}
 
 
 @pytest.mark.sandbox
-async def test_an_interpreter_that_is_killed_is_no_mistake_of_the_model(calculator):
-    call, process = await at_work(calculator, "expand((a+b)^100000)")
-    process.kill()
+async def test_an_interpreter_that_is_killed_is_no_mistake_of_the_model(calculator, monkeypatch):
+    monkeypatch.setattr(calculate_module, "ALGEBRA", replace(calculate_module.ALGEBRA, wall_s=1.0))
+    call = asyncio.create_task(calculator.answer(ENDLESS))
+    (await at_work(call)).kill()
+    assert "longer than 1 s" in (await call)["error"], "it was tried again"
+    await calculator.answer("x=1")
+    call = asyncio.create_task(calculator.answer(ENDLESS))
+    for _ in range(2):
+        (await at_work(call)).kill()
     with pytest.raises(web.HTTPInternalServerError):
         await call
     assert await calculator.answer("x=2") == {"result": "x = 2"}
 
 
 @pytest.mark.sandbox
+@pytest.mark.parametrize("death", ["os._exit(0)", "os._exit(3)", "os.abort()", "0/0"])
+async def test_an_expression_that_ends_its_interpreter_twice_is_told_so(
+    calculator, monkeypatch, death
+):
+    monkeypatch.setattr(calculate_module, "_CELL", f"import os; {{!r}}; {death}")
+    assert await calculator.answer("x=2") == {"error": "the calculation crashed twice"}
+    monkeypatch.undo()
+    assert await calculator.answer("x=2") == {"result": "x = 2"}
+
+
+@pytest.mark.sandbox
 async def test_a_cancelled_call_ends_its_interpreter(calculator):
-    call, process = await at_work(calculator, "expand((a+b)^100000)")
+    call = asyncio.create_task(calculator.answer(ENDLESS))
+    process = await at_work(call)
     call.cancel()
     await asyncio.wait([call])
     assert call.cancelled() and not process.is_running()

@@ -202,9 +202,10 @@ async def test_a_storm_on_a_full_line_is_429_and_the_rest_is_answered():
 async def test_the_queue_is_seen_and_a_client_that_goes_away_leaves_it():
     async with server(sandbox_workers=1) as (session, app):
         places = calculator_of(app).slots
+        asked = {"expression": SLOW, "code": "while True: pass", "run_timeout": 60}
         calls = [
-            asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
-            for _ in range(3)
+            asyncio.ensure_future(session.post(path, json=asked))
+            for path in ("/calculate", "/calculate", "/run_code")
         ]
         await until(lambda: places.queued == 2)
         health = await (await session.get("/health")).json()
