@@ -29,10 +29,6 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.FloorDiv: lambda a, b: Fraction(a // b),
     ast.Mod: operator.mod,
 }
-_UNARY: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
-}
 _FUNCTIONS: dict[str, Callable[[Fraction], Fraction]] = {
     "abs": abs,
     "sqrt": lambda value: _root(value),
@@ -65,8 +61,7 @@ def calculate(expression: str) -> str:
     """
     if len(expression) > MAX_LENGTH:
         raise NotArithmetic(f"expression longer than {MAX_LENGTH} characters")
-    text = expression.strip().replace("^", "**")
-    text = _THOUSANDS.sub("", text)
+    text = _THOUSANDS.sub("", expression.strip().replace("^", "**"))
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -87,8 +82,10 @@ def _value(node: ast.expr) -> Fraction:
             return _bounded(Fraction(number))
         case ast.Constant(value=float() as number) if math.isfinite(number):
             return _bounded(Fraction(repr(number)))
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _UNARY[type(op)](_value(operand))
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _power(_value(left), _value(right))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
@@ -132,8 +129,6 @@ def show(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     if 10**12 % value.denominator == 0:
-        whole, part = divmod(abs(value.numerator) * 10**12 // value.denominator, 10**12)
-        sign = "-" if value < 0 else ""
-        return f"{sign}{whole}.{part:012d}".rstrip("0")
+        return f"{_decimal(value, len(str(value.numerator)) + 12):f}"
     # The division gives at least 12 digits, so `g` only drops zeros.
     return f"{_decimal(value, 12).normalize():g}"

@@ -530,7 +530,6 @@ class Interpreter:
         self._run, self._channel, self._limits = run, channel, limits
         self._has_processes = has_processes
         self._cells = 0
-        self.began = time.monotonic()
 
     @property
     def is_alive(self) -> bool:

@@ -27,7 +27,7 @@ TRACEBACK_FOLDER = "/box"
 def run_main(code: str, home: str, source: str) -> int:
     """Run a program as the main module; returns its exit code."""
     module = _main_module(home, source)
-    return _execute(code, module.__dict__, f"{TRACEBACK_FOLDER}/{source}")
+    return _execute(code, module.__dict__, f"{TRACEBACK_FOLDER}/{source}")[0]
 
 
 def end(status: int) -> None:
@@ -56,9 +56,10 @@ def run_cells(channel: socket.socket, home: str) -> None:
             sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), errors="surrogateescape")
             with open(payload, encoding="utf-8", errors="replace") as file:
                 text = file.read()
-            reply = execute_cell(text, names, f"<cell {number.decode()}>")
-            reply["cell"] = int(number)
-            reply["code"] = _flush() or reply["code"]
+            path = f"<cell {number.decode()}>"
+            linecache.cache[path] = len(text), None, text.splitlines(True), path
+            code, shown = _execute(text, names, path, is_cell=True)
+            reply = {"cell": int(number), "code": _flush() or code, "shown": shown}
             for own in range(3):
                 os.dup2(devnull, own)
             channel.send(json.dumps(reply).encode())
@@ -80,51 +81,39 @@ def _main_module(home: str, source: str) -> types.ModuleType:
     return module
 
 
-def _execute(code: str, names: dict, path: str) -> int:
-    """Run a program; returns its exit code. An exception goes to stderr."""
-    try:
-        if "\0" in code:
-            raise SyntaxError(NULL_BYTE)
-        exec(compile(code, path, "exec", dont_inherit=True), names)
-    except SystemExit as end:
-        return _exit_code(end.code)
-    except BaseException as error:
-        own_frame = error.__traceback__
-        error.__traceback__ = own_frame.tb_next if own_frame else None
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
-
-
-def execute_cell(code: str, names: dict, path: str) -> dict:
-    """Run a cell.
+def _execute(
+    code: str, names: dict, path: str, *, is_cell: bool = False
+) -> "tuple[int, str | None]":
+    """Run a program or a cell. An exception goes to stderr.
 
     Returns:
-        `code`: exit code; `shown`: `repr` of the last expression's value, cut if it is long.
+        The exit code; and `repr` of the value of a cell's last expression, cut if it is long.
     """
-    linecache.cache[path] = len(code), None, code.splitlines(True), path
-    reply: dict = {"code": 0, "shown": None}
     try:
         if "\0" in code:
             raise SyntaxError(NULL_BYTE)
+        if not is_cell:
+            exec(compile(code, path, "exec", dont_inherit=True), names)
+            return 0, None
         tree = ast.parse(code, path)
         last = None
         if tree.body and isinstance(end := tree.body[-1], ast.Expr):
             last = ast.Expression(end.value)
             del tree.body[-1]
         exec(compile(tree, path, "exec", dont_inherit=True), names)
-        if last is not None:
-            value = eval(compile(last, path, "eval"), names)
-            reply["shown"] = None if value is None else repr(value)[:MAX_SHOWN]
+        value = None if last is None else eval(compile(last, path, "eval"), names)
+        return 0, None if value is None else repr(value)[:MAX_SHOWN]
     except SystemExit as end:
-        reply["code"] = _exit_code(end.code)
+        return _exit_code(end.code), None
     except BaseException as error:
         own_frame = error.__traceback__
-        is_parsing = isinstance(error, SyntaxError) and error.filename == path
+        is_parsing = is_cell and isinstance(error, SyntaxError) and error.filename == path
         error.__traceback__ = None if is_parsing or own_frame is None else own_frame.tb_next
-        traceback.print_exception(error)
-        reply["code"] = 130 if isinstance(error, KeyboardInterrupt) else 1
-    return reply
+        if is_cell:
+            traceback.print_exception(error)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1, None
 
 
 def _exit_code(code: object) -> int:
