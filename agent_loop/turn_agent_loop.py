@@ -318,7 +318,7 @@ class _Engine:
     """verl's rollout server as a `Generate` function, for one trajectory."""
 
     def __init__(self, loop: TurnAgentLoop, sampling: dict[str, Any]) -> None:
-        self._server, self._backend = loop.server_manager, loop.settings.backend
+        self._server, self._settings = loop.server_manager, loop.settings
         self.sampling = sampling
 
     async def generate(
@@ -333,8 +333,10 @@ class _Engine:
         """Generate; `changed` are sampling parameters of this request. Requests with one id follow
         each other; the server of the first gets them all."""
         params = {**self.sampling, **changed, "max_tokens": max_tokens}
-        params["stop_token_ids"] = list(stop.token_ids)
-        if self._backend in STRING_STOPS:
+        how = self._settings.mixed.turns.stop_at_tag
+        if how in ("auto", "token_ids"):
+            params["stop_token_ids"] = list(stop.token_ids)
+        if how == "strings" or (how == "auto" and self._settings.backend in STRING_STOPS):
             params |= {"stop": list(stop.texts), "include_stop_str_in_output": True}
         output = await self._server.generate(
             request_id=request_id, prompt_ids=prompt_ids, sampling_params=params

@@ -42,9 +42,6 @@ REMOVED: dict[str, str] = {
     "data.sources.*.floor": _BOUND,
     "data.sources.*.ceiling": _BOUND,
     "mixed.deadlines.turn_s": "a trajectory's limit is for all its turns; leave it out",
-    "mixed.turns.stop_at_tag": (
-        "the engine stops where it can, and the turn is cut at the same token; leave it out"
-    ),
     "mixed.drift.every": "one in 16 trajectories is compared; leave it out",
     "mixed.infra_error_window": "faults count over 5 steps; leave it out",
     f"{_TOOLS}.cache.max_mb": _CACHE,

@@ -415,6 +415,12 @@ class TurnConfig(Section):
     `tool_config.start_state_marker` and `end_state_marker`. chat: a tool's result is a message with
     the role `tool`."""
 
+    stop_at_tag: Literal["auto", "strings", "token_ids", "after"] = "auto"
+    """How a turn ends at its closing tag. strings: the engine stops at the text. token_ids: the
+    engine stops at the tag's token, if the tag is one token. after: the engine does not stop, and
+    the turn is cut afterwards. auto: strings if the backend has them, else after. The trajectory is
+    always the same; only the number of discarded tokens differs."""
+
     answer_reserve: int = Field(default=16, ge=0)
     """Tokens that tool results leave free, so that the model can still answer; at most a quarter of
     the response."""

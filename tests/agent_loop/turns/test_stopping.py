@@ -48,18 +48,26 @@ IDS, TEXTS = {"stop_token_ids"}, {"stop", "include_stop_str_in_output"}
 
 
 @pytest.mark.parametrize(
-    ("backend", "names"),
-    # SGLang's parameters have other names for stop strings, and it refuses unknown ones
-    [("vllm", IDS | TEXTS), ("sglang", IDS)],
+    ("backend", "how", "names"),
+    [
+        ("vllm", "auto", IDS | TEXTS),
+        ("vllm", "after", set()),
+        # SGLang's parameters have other names for stop strings, and it refuses unknown ones
+        ("sglang", "auto", IDS),
+        ("sglang", "token_ids", IDS),
+        ("sglang", "after", set()),
+    ],
 )
-async def test_an_engine_is_sent_only_stops_that_it_takes(backend, names):
+async def test_an_engine_is_sent_only_stops_that_it_takes(backend, how, names):
     sent: dict[str, Any] = {}
 
     async def generate(*, request_id, prompt_ids, sampling_params):
         sent.update(sampling_params)
         return SimpleNamespace(token_ids=[1], log_probs=[0.0], extra_fields={})
 
-    settings = SimpleNamespace(backend=backend)
+    settings = SimpleNamespace(
+        backend=backend, mixed=SimpleNamespace(turns=SimpleNamespace(stop_at_tag=how))
+    )
     loop = SimpleNamespace(server_manager=SimpleNamespace(generate=generate), settings=settings)
     stop = Stop(token_ids=(7,), texts=("</code>",))
 

@@ -13,6 +13,7 @@ from agent_loop.limited import own_limits_of
 from agent_loop.loop_settings import (
     ROUTE_BACKENDS,
     ROUTE_KEYS,
+    STRING_STOPS,
 )
 from agent_loop.rewards.judge_options import JudgeOptions
 from config.gateway import GATEWAY_LOOP
@@ -152,6 +153,12 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from filter(None, (truncation_problem(config, *pair) for pair in named.items()))
     yield from _verdict_problems(config)
     yield from _route_problems(config)
+    backend = at(config, f"{_ROLLOUT}.name")
+    if mixed.turns.stop_at_tag == "strings" and backend not in STRING_STOPS:
+        yield (
+            f"mixed.turns.stop_at_tag='strings' with {_ROLLOUT}.name={backend!r}: only "
+            f"{', '.join(sorted(STRING_STOPS))} stop at strings; choose auto"
+        )
     yield from _late_problems(f"{TOOL_CONFIG}.", tools.timeout, _TOOL_DEADLINES, mixed)
     yield from _own_limit_problems(mixed)
     if at(config, f"{_ROLLOUT}.agent.agent_loop_manager_class") != _MANAGER:
