@@ -193,6 +193,7 @@ def _give_up_rights() -> None:
         packages = [Path(path) for path in sys.path if "-packages" in path]
         confine.no_new_privs()
         confine.restrict_files(readable_paths(packages), ["/dev/null"], [])
+        confine.leave_root(None)
         confine.load_filter(build_filter(processes=False))
     except (OSError, KeyError, RuntimeError) as error:
         # no code of a model runs here, so this is the second line of defence
