@@ -14,19 +14,19 @@ from agent_loop.gateway.chat_form import (
     AnswerForm,
     Asked,
     Function,
-    Listed,
+    Messages,
     Name,
     OpenAIChoice,
     Stops,
     Text,
+    Tools,
     assistant_message,
     call_of,
-    function_tool,
     model_request,
     texts_of,
     tool_message,
 )
-from agent_loop.gateway.forms import Each, Form, check_depth, read, wrong
+from agent_loop.gateway.forms import Form, check_depth, read, wrong
 from agent_loop.gateway.replies import event_frame, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest, WireError
 
@@ -57,8 +57,7 @@ class _Thinking(Form, tag_field="type", tag="thinking"):
 
 
 class _Redacted(Form, tag_field="type", tag="redacted_thinking"):
-    skipped = ("data",)
-    ignored = ("redacted_thinking",)
+    pass
 
 
 class _ToolUse(Form, tag_field="type", tag="tool_use", kw_only=True):
@@ -95,18 +94,19 @@ class _Output(Form):
     format: AnswerForm | None = None
 
 
+class _Tool(Function, kw_only=True):
+    type: Literal["custom"] | None = None
+    parameters: dict[str, Any] | None = field(name="input_schema", default=None)
+
+
 class _Asked(Asked, kw_only=True):
-    messages: Listed
+    messages: Messages[_System | _User | _Assistant]
+    tools: Tools[_Tool] | None = None
     system: str | list[Text] | None = None
     tool_choice: _Choice | None = None
     output_config: _Output | None = None
     output_format: AnswerForm | None = None  # the beta's name
     stop: Stops = field(name="stop_sequences", default=None)
-
-
-class _Tool(Function, kw_only=True):
-    type: Literal["custom"] | None = None
-    parameters: dict[str, Any] | None = field(name="input_schema", default=None)
 
 
 def parse(body: object) -> ModelRequest:
@@ -129,14 +129,15 @@ def parse_count(body: object) -> ModelRequest:
     asked, ignored = read(body, _Asked)
     system = "\n\n".join(texts_of(asked.system))
     messages = [{"role": "system", "content": system}] if asked.system else []
-    for each in _MESSAGES.read("messages", asked.messages, ignored):
-        messages += each
+    for number, each in enumerate(asked.messages):
+        messages += _messages(each, f"messages[{number}]")
     choice, form = asked.tool_choice, asked.output_config and asked.output_config.format
     named = choice is not None and choice.type == "tool"
     return model_request(
         asked,
         messages=messages,
-        tools=_TOOLS.read("tools", asked.tools, ignored),
+        tools=asked.tools or (),
+        parameters_at="input_schema",
         ignored=ignored,
         choice=OpenAIChoice(type="function", name=choice.name)
         if named and choice
@@ -171,7 +172,7 @@ def error_body(error: WireError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def _messages(form: _System | _User | _Assistant) -> list[dict[str, Any]]:
+def _messages(form: _System | _User | _Assistant, place: str) -> list[dict[str, Any]]:
     """The messages of chat templates for one of Anthropic's: a tool result is one of its own."""
     blocks = [Text(form.content)] if isinstance(form.content, str) else form.content
     texts = [each.text for each in blocks if isinstance(each, Text)]
@@ -185,7 +186,7 @@ def _messages(form: _System | _User | _Assistant) -> list[dict[str, Any]]:
     calls = list[dict[str, Any]]()
     for number, each in enumerate(blocks):
         if isinstance(each, _ToolUse):
-            check_depth(each.input, f".content[{number}].input")
+            check_depth(each.input, f"{place}.content[{number}].input")
             calls.append(call_of(each.id, each.name, each.input))
     thoughts = [each.text for each in blocks if isinstance(each, _Thinking)]
     return [assistant_message(texts, thoughts, calls)]
@@ -196,10 +197,6 @@ def _result(form: _Result) -> dict[str, Any]:
     if form.is_error and not content.lower().startswith("error"):
         content = f"error: {content}"
     return tool_message(form.tool_use_id, content)
-
-
-_MESSAGES = Each(_System | _User | _Assistant, _messages)
-_TOOLS = Each(_Tool, lambda tool: function_tool(tool, ".input_schema"))
 
 
 def _head(reply: ModelReply) -> dict[str, Any]:

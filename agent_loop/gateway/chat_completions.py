@@ -12,18 +12,18 @@ from agent_loop.gateway.chat_form import (
     AnswerForm,
     Content,
     Function,
-    Listed,
     MaxTokens,
+    Messages,
     Name,
     OpenAIAsked,
+    Tools,
     assistant_message,
     call_of,
-    function_tool,
     model_request,
     texts_of,
     tool_message,
 )
-from agent_loop.gateway.forms import Each, Form, read, unsupported
+from agent_loop.gateway.forms import Form, read, unsupported
 from agent_loop.gateway.replies import data_frame, openai_error_body, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest, TokenLogprob
 
@@ -31,24 +31,6 @@ _LOGPROBS_OF_CHUNK = 32
 """Clients that read by lines allow 64 KiB for one: a frame with all tokens could be longer."""
 
 error_body = openai_error_body
-
-
-class _StreamOptions(Form):
-    include_usage: bool | None = None
-
-
-class _Asked(OpenAIAsked, kw_only=True):
-    messages: Listed
-    n: int | None = None
-    logprobs: bool | None = None
-    response_format: AnswerForm | None = None
-    max_completion_tokens: MaxTokens | None = None
-    stream_options: _StreamOptions | None = None
-
-    refused = OpenAIAsked.refused | {
-        "functions": "deprecated by OpenAI; send `tools`",
-        "function_call": "deprecated by OpenAI; send `tool_choice`",
-    }
 
 
 class _System(Form, tag_field="role", tag="system"):
@@ -98,6 +80,25 @@ class _Tool(Form, kw_only=True):
     function: Function
 
 
+class _StreamOptions(Form):
+    include_usage: bool | None = None
+
+
+class _Asked(OpenAIAsked, kw_only=True):
+    messages: Messages[_System | _Developer | _User | _Assistant | _Result]
+    tools: Tools[_Tool] | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    response_format: AnswerForm | None = None
+    max_completion_tokens: MaxTokens | None = None
+    stream_options: _StreamOptions | None = None
+
+    refused = OpenAIAsked.refused | {
+        "functions": "deprecated by OpenAI; send `tools`",
+        "function_call": "deprecated by OpenAI; send `tool_choice`",
+    }
+
+
 def parse(body: object) -> ModelRequest:
     """The request in a JSON body.
 
@@ -111,8 +112,9 @@ def parse(body: object) -> ModelRequest:
         asked.max_tokens = asked.max_completion_tokens
     return model_request(
         asked,
-        messages=_MESSAGES.read("messages", asked.messages, ignored),
-        tools=_TOOLS.read("tools", asked.tools, ignored),
+        messages=[_message(each) for each in asked.messages],
+        tools=[each.function for each in asked.tools or ()],
+        parameters_at="function.parameters",
         ignored=ignored,
         choice=asked.tool_choice,
         answer=asked.response_format,
@@ -171,10 +173,6 @@ def _message(form: _System | _Assistant | _Result) -> dict[str, Any]:
         for each in form.tool_calls or ()
     ]
     return assistant_message([*texts, *filter(None, [form.refusal])], thoughts, calls)
-
-
-_MESSAGES = Each(_System | _Developer | _User | _Assistant | _Result, _message)
-_TOOLS = Each(_Tool, lambda tool: function_tool(tool.function, ".function.parameters"))
 
 
 def _deltas(reply: ModelReply) -> Iterator[dict[str, Any]]:

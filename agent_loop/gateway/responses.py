@@ -13,40 +13,25 @@ from agent_loop.gateway.chat_form import (
     AnswerForm,
     Content,
     Function,
-    Listed,
     MaxTokens,
+    Messages,
     Name,
     OpenAIAsked,
     Part,
+    Tools,
     assistant_message,
     call_of,
-    function_tool,
     model_request,
     texts_of,
     tool_message,
 )
-from agent_loop.gateway.forms import Each, Form, read
+from agent_loop.gateway.forms import Form, read
 from agent_loop.gateway.replies import event_frame, openai_error_body, pieces
 from agent_loop.gateway.wire import ModelReply, ModelRequest
 
 _KEPT = "the gateway keeps no conversations; send the whole input"
 
 error_body = openai_error_body
-
-
-class _Output(Form):
-    format: AnswerForm | None = None
-
-
-class _Asked(OpenAIAsked, kw_only=True):
-    input: str | Listed
-    instructions: str | None = None
-    text: _Output | None = None
-    max_tokens: MaxTokens | None = field(name="max_output_tokens", default=None)
-
-    refused = OpenAIAsked.refused | dict.fromkeys(
-        ("previous_response_id", "conversation", "prompt"), _KEPT
-    )
 
 
 class _Item(Form):
@@ -78,24 +63,41 @@ class _Tool(Function, kw_only=True):
     type: Literal["function"]
 
 
+class _Output(Form):
+    format: AnswerForm | None = None
+
+
+class _Asked(OpenAIAsked, kw_only=True):
+    input: str | Messages[_Message | _Result | _Call | _Reasoning]
+    tools: Tools[_Tool] | None = None
+    instructions: str | None = None
+    text: _Output | None = None
+    max_tokens: MaxTokens | None = field(name="max_output_tokens", default=None)
+
+    refused = OpenAIAsked.refused | dict.fromkeys(
+        ("previous_response_id", "conversation", "prompt"), _KEPT
+    )
+
+
 def parse(body: object) -> ModelRequest:
     """The request in a JSON body.
 
     Raises:
         WireError: the body breaks the protocol, or asks for something that is not served.
     """
-    asked, ignored = read(body, _Asked)
+    asked, ignored = read(_with_types(body), _Asked)
     messages = []
     if asked.instructions is not None:
         messages.append({"role": "system", "content": asked.instructions})
     if isinstance(asked.input, str):
         messages.append({"role": "user", "content": asked.input})
     else:
-        messages += _messages(_ITEMS.read("input", map(_typed, asked.input), ignored))
+        messages += _messages(asked.input)
     return model_request(
         asked,
         messages=messages,
-        tools=_TOOLS.read("tools", asked.tools, ignored),
+        tools=asked.tools or (),
+        parameters_at="parameters",
         ignored=ignored,
         choice=asked.tool_choice,
         answer=asked.text and asked.text.format,
@@ -126,11 +128,15 @@ def reply_events(reply: ModelReply, include_usage: bool) -> Iterator[str]:
         yield event_frame(event | {"sequence_number": number})
 
 
-def _typed(item: Any) -> Any:
-    """An item with its type, which a message may leave out."""
-    if isinstance(item, dict) and item.get("type") is None:
-        return {**item, "type": "message"}
-    return item
+def _with_types(body: Any) -> Any:
+    """The body, whose items have their types: a message may leave it out."""
+    if not isinstance(body, dict) or not isinstance(body.get("input"), list):
+        return body
+    typed = [
+        {**item, "type": "message"} if isinstance(item, dict) and item.get("type") is None else item
+        for item in body["input"]
+    ]
+    return {**body, "input": typed}
 
 
 def _messages(items: list[_Message | _Result | _Call | _Reasoning]) -> list[dict[str, Any]]:
@@ -169,10 +175,6 @@ def _messages(items: list[_Message | _Result | _Call | _Reasoning]) -> list[dict
                 thoughts += texts_of(item.content) or texts_of(item.summary)
     end_turn()
     return messages
-
-
-_ITEMS = Each(_Message | _Result | _Call | _Reasoning, lambda item: item)
-_TOOLS = Each(_Tool, lambda tool: function_tool(tool, ".parameters"))
 
 
 def _head(reply: ModelReply) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.gateway import anthropic_messages, chat_completions, forms, responses
+from agent_loop.gateway import anthropic_messages, chat_completions, responses
 from agent_loop.gateway.wire import Finish, ModelReply, ReplyCall, TokenLogprob, WireError
 from tests.agent_loop.gateway.test_requests import (
     BLOCK_TOOL,
@@ -119,39 +119,6 @@ def test_a_body_of_any_kind_is_read_or_refused(protocol: Any, data: st.DataObjec
         json.dumps(request.tools, ensure_ascii=False, allow_nan=False).encode()
         assert list(request.ignored) == sorted({*request.ignored})
         "".join([request.model, *request.stop, *request.ignored]).encode()
-
-
-@PROTOCOLS
-@given(data=st.data())
-def test_what_is_remembered_of_earlier_requests_changes_none(protocol: Any, data: st.DataObject):
-    whole: dict[str, Any] = {"model": "p"} | BODIES[protocol]
-    messages = "input" if protocol is responses else "messages"
-    bodies = [whole, *(data.draw(damaged(whole)) for _ in range(2))]
-    bodies += [whole | {messages: [HELLO | {"cache": 1}, *whole[messages][at:]]} for at in (1, 2)]
-    bodies += [whole | {messages: whole["tools"]}, whole | {"tools": [*whole["tools"], HELLO]}]
-    outcomes = list[list[Any]]()
-    readers = [each for each in vars(protocol).values() if isinstance(each, forms.Each)]
-    assert len(readers) == 2
-    for most in (forms.MOST_KNOWN, 0):
-        outcomes.append([])
-        for body in (*bodies, *bodies):
-            for reader in readers if most == 0 else ():
-                reader._known.clear()
-            try:
-                outcomes[-1].append(protocol.parse(json.loads(json.dumps(body))))
-            except WireError as error:
-                outcomes[-1].append((error.message, error.param))
-    assert outcomes[0] == outcomes[1]
-
-
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(forms, "MOST_KNOWN", 20)
-    known = chat_completions._MESSAGES._known
-    known.clear()
-    for number in range(1, 99):
-        text = f"{number} " * (1 if number % 9 else forms.MOST_KNOWN_BYTES)
-        chat_completions.parse({"model": "p", "messages": [HELLO | {"content": text}]})
-        assert 1 <= len(known) <= 20 and max(map(len, known)) <= forms.MOST_KNOWN_BYTES
 
 
 def test_a_body_without_damage_is_read():

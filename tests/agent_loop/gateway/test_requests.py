@@ -22,6 +22,7 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found", "name": "sea
 WRONG, NO = "invalid_value", "unsupported_value"
 CHOICE = {"type": "function", "name": "search"}
 USAGE = {"include_usage": True}
+REDACTED = {"type": "redacted_thinking", "data": "x"}
 DEEP: Any = {"a": json.loads("[" * MAX_DEPTH + "]" * MAX_DEPTH)}
 
 
@@ -315,8 +316,8 @@ def test_settings_are_read(request_: ModelRequest, expected: dict[str, Any]):
             ["messages.content.cache_control", "metadata", "thinking"],
         ),
         (
-            blocks(part("redacted_thinking") | {"role": "assistant"}, HELLO),
-            ["messages.content.redacted_thinking"],
+            blocks({"role": "assistant", "content": [REDACTED]}, HELLO),
+            ["messages.content.data"],
         ),
         (items(store=True, include=["reasoning"]), ["include", "store"]),
         (items(text={"verbosity": "low"}), ["text.verbosity"]),
@@ -399,3 +400,11 @@ def test_a_refusal_names_the_place_and_the_rule(
         asyncio.run(check_schemas(parser(**given)))
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, param)
     assert caught.value.message.startswith(param) and len(caught.value.message) < 300
+
+
+def test_a_body_that_is_nested_too_deeply_for_a_recursion_is_refused():
+    schema: Any = {}
+    for _ in range(100_000):
+        schema = {"a": schema}
+    with pytest.raises(WireError, match="must not be nested deeper than 64 levels"):
+        chat(tools=[{"function": {**SEARCH, "parameters": schema}}])
