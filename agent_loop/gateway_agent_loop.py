@@ -173,8 +173,7 @@ class GatewayAgentLoop(NamedToolsLoop):
 
     def _program(self) -> AgentProgram:
         """What runs the command, shared by the sessions of a source."""
-        make = partial(AgentProgram, **self._options.of_command)
-        return self.client.resource(("agent", self._key), make)
+        return self.client.resource(("agent", self._key), partial(AgentProgram, self._options))
 
     async def _act(self, action: Action) -> Observation:
         return await self.act(action, self._extras)

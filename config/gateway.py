@@ -89,17 +89,13 @@ class GatewayOptions(Section):
             raise ValueError("name one of command and function: what runs for each session")
         if self.function is not None and ":" not in self.function:
             raise ValueError(f"function={self.function!r}: write it as path/to/file.py:name")
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        given = sorted(name for name, own in self.of_command.items() if own != defaults[name])
+        of_both = {"function", "max_requests", "let_agent_set", "structured"}
+        fields = type(self).model_fields.items()
+        changed = {name for name, field in fields if getattr(self, name) != field.default}
+        given = sorted(changed - of_both)
         if self.function is not None and given:
             raise ValueError(f"{', '.join(given)}: only a command has it; leave it out")
         return self
-
-    @property
-    def of_command(self) -> dict[str, Any]:
-        """The options of a command, as `agent_loop.gateway.program.AgentProgram` takes them."""
-        not_of_command = {"function", "max_requests", "let_agent_set", "structured"}
-        return self.model_dump(exclude=not_of_command)
 
 
 def with_absolute_paths(entry: Mapping[str, Any], hidden: Iterable[str] = ()) -> dict[str, Any]:

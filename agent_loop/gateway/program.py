@@ -18,8 +18,8 @@ names. The answer file is relative to the session's folder in both cases.
 
 What is not held:
 
-- On the host, `isolation.guard` kills what the program left, daemons too, also if the worker dies.
-  The program could kill the guard first.
+- A guard (`isolation.guard`) kills what the program left, daemons too, also if the worker dies. On
+  the host the program could kill the guard first.
 - On the host, a session's folder stays if the worker is killed by SIGKILL.
 - In a sandbox, memory of all processes together: RLIMIT_DATA bounds the private memory of each. If
   the memory of the host or of its container is full, the kernel kills programs before the worker.
@@ -40,12 +40,13 @@ from itertools import product
 from pathlib import Path, PurePosixPath
 from socket import AF_UNIX, SOCK_SEQPACKET, socketpair
 from socket import socket as Socket
-from typing import Literal
+from typing import Any
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
 from agent_loop.gateway.running import Running
 from agent_loop.gateway.sandbox import ENVIRONMENT, AgentSandbox, lies_in
 from config.compat import timeout
+from config.gateway import GatewayOptions
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.isolation.host import memory_file
 from tool_server.isolation.proc import remove
@@ -79,34 +80,15 @@ class ProgramEnd:
 class AgentProgram:
     """One command that runs once for each session.
 
-    Args:
-        command: the program and its arguments; no shell reads it. A program with a slash is
-            relative to `cwd`.
-        env: names of further variables of the worker that the program gets. Besides them it gets
-            PATH (the worker's interpreter first), HOME, USER, LANG and the like.
-        readable: in a sandbox, further files and folders that it may read.
-        hidden: in a sandbox, files and folders that are empty for it.
-        memory_mb: in a sandbox, private memory of each process.
-        processes: in a sandbox, processes and threads at once.
-        answer_file: path below the session's folder.
+    Besides `options.env` it gets PATH (the worker's interpreter first), HOME, USER, LANG and the
+    like. No shell reads the command; a program with a slash is relative to `cwd`.
 
     Raises:
         ValueError: the command cannot be split, or the answer file is not below the folder.
     """
 
-    def __init__(
-        self,
-        command: str,
-        *,
-        where: Literal["sandbox", "host"],
-        cwd: str | None = None,
-        env: Sequence[str] = (),
-        readable: Sequence[str] = (),
-        hidden: Sequence[str] = (),
-        memory_mb: int = 2048,
-        processes: int = 128,
-        answer_file: str | None = None,
-    ) -> None:
+    def __init__(self, options: GatewayOptions) -> None:
+        command, answer_file = options.command or "", options.answer_file
         try:
             self._words = shlex.split(command)
         except ValueError as error:
@@ -122,11 +104,8 @@ class AgentProgram:
                     f"answer_file={answer_file!r} is not below the session's folder: it is a "
                     "relative path without `..`; let the program write it to $MIXED_SESSION_DIR"
                 )
-        self._where, self._cwd = where, None if cwd is None else os.path.abspath(cwd)
-        self._env, self._readable = tuple(env), tuple(map(os.path.abspath, readable))
-        self._hidden = tuple(map(os.path.abspath, hidden))
-        self._memory_mb, self._processes = memory_mb, processes
-        self._answer_file = answer_file
+        self._options = options
+        self._cwd = None if options.cwd is None else os.path.abspath(options.cwd)
         self._checking, self._is_checked = threading.Lock(), False
         self._sandbox: AgentSandbox | None = None
 
@@ -141,21 +120,23 @@ class AgentProgram:
             if self._is_checked:
                 return
             program = self._program(self._environment({}))
-            for path in self._readable:
+            for path in map(os.path.abspath, self._options.readable):
                 if not os.path.exists(path):
                     raise ValueError(f"readable={path!r}: this node has no such path; correct it")
-            if self._where == "sandbox":
+            if self._options.where == "sandbox":
                 self._check_sandbox(program)
             self._is_checked = True
 
     def _check_sandbox(self, program: str) -> None:
-        visible = [*self._readable, *([self._cwd] if self._cwd else [])]
+        options = self._options
+        visible = [*map(os.path.abspath, options.readable), *([self._cwd] if self._cwd else [])]
+        hidden = [*map(os.path.abspath, options.hidden)]
         if "/" in visible:
             raise ValueError(
                 "where=sandbox: `cwd` or `readable` is /, so the program would read the secrets of "
                 "the host; name the folders that it needs"
             )
-        for path, folder in product(visible, self._hidden):
+        for path, folder in product(visible, hidden):
             if lies_in(path, folder):
                 raise ValueError(
                     f"where=sandbox: `cwd` or `readable` is {path}, which lies in {folder}: agents "
@@ -171,7 +152,7 @@ class AgentProgram:
                     f"run `chmod o+rX {path}`, or name another folder as cwd or in readable"
                 )
         try:
-            self._sandbox = AgentSandbox(visible, self._hidden, self._memory_mb, self._processes)
+            self._sandbox = AgentSandbox(visible, hidden, options.memory_mb, options.processes)
             has_program = asyncio.run(self._trial(program))
         except (SandboxUnavailable, TimeoutError, asyncio.TimeoutError) as error:
             raise ValueError(
@@ -216,13 +197,17 @@ class AgentProgram:
         env = self._environment(variables)
         command = (self._program(env), *self._words[1:])
         async with self._running(command, env, row, port) as (running, fds):
-            if self._where == "sandbox":
+            if self._sandbox is not None:
                 async with serve(Socket(fileno=os.dup(fds[1]))):
                     await running.ended()
             else:
                 await running.ended()
             await running.stop()
-            return self._end_of(running, fds[0])
+            if self._options.answer_file is not None:
+                answer = _content(fds[0], self._options.answer_file)
+            else:
+                answer = running.stdout.strip().rpartition("\n")[2].strip() or None
+            return ProgramEnd(exit_code=running.exit_code, answer=answer, stderr=running.stderr)
 
     @asynccontextmanager
     async def _running(
@@ -230,7 +215,7 @@ class AgentProgram:
     ) -> AsyncIterator[tuple[Running, list[int]]]:
         """The processes of a command that has begun, and a descriptor of the session's folder; in a
         sandbox also of a socket that listens there. At the end nothing of it is left."""
-        folder = tempfile.mkdtemp(prefix="mixed-session-") if self._where == "host" else ""
+        folder = tempfile.mkdtemp(prefix="mixed-session-") if self._sandbox is None else ""
         try:
             with ExitStack() as open_fds:
                 control, child = socketpair(AF_UNIX, SOCK_SEQPACKET)
@@ -238,14 +223,14 @@ class AgentProgram:
                 with child:
                     running = self._started(open_fds, command, env, row, port, folder, child)
                 try:
-                    await running.read()
                     if self._sandbox is None:
                         fds = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-                        open_fds.callback(os.close, fds[0])
                     elif not (fds := await running.begun(control)):
                         await running.stop()
                         words = running.stderr.strip().rpartition("\n")[2]
                         raise SandboxUnavailable(f"no program begins: {words}")
+                    for fd in fds:
+                        open_fds.callback(os.close, fd)
                     yield running, fds
                 finally:
                     await running.stop()
@@ -263,20 +248,20 @@ class AgentProgram:
         folder: str,
         control: Socket,
     ) -> Running:
-        stdin = memory_file(open_fds, row)
+        how: dict[str, Any] = {"stdin": memory_file(open_fds, row), "env": env}
         if self._sandbox is not None:
-            line, fds = self._sandbox.command(
+            command, fds = self._sandbox.command(
                 open_fds, row, port, self._cwd, control.fileno(), command
             )
-            how = {"cwd": "/", "env": env | ENVIRONMENT, "pass_fds": fds}
-            return Running(line, True, open_fds, stdin=stdin, **how)
+            env |= ENVIRONMENT
+            return Running(command, open_fds, cwd="/", pass_fds=fds, **how)
         row_file = Path(folder, "row.json")
         row_file.write_bytes(row)
         env |= {"MIXED_SESSION_DIR": folder, "MIXED_ROW_FILE": str(row_file)}
-        return Running(command, False, open_fds, stdin=stdin, cwd=self._cwd or folder, env=env)
+        return Running(command, open_fds, cwd=self._cwd or folder, **how)
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        if missing := [name for name in self._env if name not in os.environ]:
+        if missing := [name for name in self._options.env if name not in os.environ]:
             raise ValueError(
                 f"env names {', '.join(missing)}: the environment has no such variable; export it "
                 "before the run starts"
@@ -285,7 +270,7 @@ class AgentProgram:
         # `python` is the worker's, also if the worker was started by its full path
         env["PATH"] = f"{os.path.dirname(sys.executable)}:{env.get('PATH', os.defpath)}"
         env |= {name: os.environ[name] for name in _LOCALE if name in os.environ}
-        return env | {name: os.environ[name] for name in self._env} | dict(variables)
+        return env | {name: os.environ[name] for name in self._options.env} | dict(variables)
 
     def _program(self, env: Mapping[str, str]) -> str:
         try:
@@ -295,13 +280,6 @@ class AgentProgram:
                 f"command={self._words[0]!r} cwd={self._cwd!r}: {error}; correct it, or install "
                 "the program on this node"
             ) from error
-
-    def _end_of(self, running: Running, folder_fd: int) -> ProgramEnd:
-        if self._answer_file is not None:
-            answer = _content(folder_fd, self._answer_file)
-        else:
-            answer = running.stdout.strip().rpartition("\n")[2].strip() or None
-        return ProgramEnd(exit_code=running.exit_code, answer=answer, stderr=running.stderr)
 
 
 def _content(at: int, path: str) -> str | None:

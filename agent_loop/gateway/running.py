@@ -1,40 +1,39 @@
 """The processes of one session's program: started, waited for and ended without blocking the loop.
 
-On the host a guard is above the program (`tool_server.isolation.guard`). In a sandbox it is the
-first process of a pid namespace, which dies with bwrap and with the worker: the kernel then kills
-all others in the namespace, and its own end comes after theirs.
+A guard (`tool_server.isolation.guard`) is above the program, or above the bwrap of its sandbox. It
+ends everything that the program has started, also if the worker dies, and then itself.
 """
 
 import asyncio
 import os
 import signal
 import socket
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from agent_loop.calls.child_process import uninterrupted
 from config.compat import timeout
 from tool_server.isolation.guard import guarded
-from tool_server.isolation.proc import descendants
 
 STDOUT_BYTES, STDERR_BYTES = 1 << 16, 4096
 """Bytes that are kept of what a program prints: the last ones."""
 
+PIPE_BYTES = 1 << 20
+"""Most that a program can have put into a pipe (/proc/sys/fs/pipe-max-size)."""
+
 TERM_S = 1.0
-"""Time that a program on the host has after SIGTERM. In a sandbox it has nothing to clean up."""
+"""Time that a program has after SIGTERM. In a sandbox nothing gets it but bwrap, which ends."""
 
 KILL_S = 5.0
 """Longest wait for the kernel to end processes after SIGKILL; it takes milliseconds."""
 
 
 class Running:
-    """One session's processes.
+    """One session's processes. `stop` must be called in the end.
 
     Args:
         command: absolute path of the program, and its arguments.
-        in_namespace: whether it is bwrap with a pid namespace; else it gets a guard.
         open_fds: closes what they hold of this process.
         options: of `subprocess.Popen`.
 
@@ -42,59 +41,30 @@ class Running:
         OSError: no process or descriptor is left.
     """
 
-    def __init__(
-        self, command: Sequence[str], in_namespace: bool, open_fds: ExitStack, **options: Any
-    ) -> None:
-        self._open_fds, self._in_namespace = open_fds, in_namespace
-        self._init = -1
-        """pidfd of the first process of the pid namespace."""
-
-        self._tails = _Tail(STDOUT_BYTES), _Tail(STDERR_BYTES)
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in self._tails]
-        self._pipes = [os.fdopen(read_end, "rb", 0) for read_end, _ in pipes]
-        for pipe in self._pipes:
-            open_fds.callback(pipe.close)
-        options |= {"stdout": pipes[0][1], "stderr": pipes[1][1]}
-        self._end: Callable[[], None] = self._kill_namespace
-        try:
-            if in_namespace:
-                # The thread that calls this must live as long as the session, because the kernel
-                # sends the signal at the parent's death when the thread ends.
-                self._process = subprocess.Popen[bytes](command, start_new_session=True, **options)
-            else:
-                self._process, self._end = guarded(command, **options)
-        finally:
-            for _, write_end in pipes:
-                os.close(write_end)
-        self._pidfd = self._held(os.pidfd_open(self._process.pid))
-
-    async def read(self) -> None:
-        """Begin to read its output."""
-        for tail, pipe in zip(self._tails, self._pipes, strict=True):
-            await asyncio.get_running_loop().connect_read_pipe(lambda tail=tail: tail, pipe)
+    def __init__(self, command: Sequence[str], open_fds: ExitStack, **options: Any) -> None:
+        with ExitStack() as ends:
+            self._out = _Tail(STDOUT_BYTES, open_fds, ends)
+            self._err = _Tail(STDERR_BYTES, open_fds, ends)
+            options |= {"stdout": self._out.write_end, "stderr": self._err.write_end}
+            self._process, self._end = guarded(command, **options)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        open_fds.callback(os.close, self._pidfd)
 
     async def begun(self, control: socket.socket) -> list[int]:
         """The descriptors that a program in a sandbox sends when it begins; none if it cannot."""
         await _until_readable(control.fileno())
-        try:
-            _, fds, _, _ = socket.recv_fds(control, 16, 2)
-        except ConnectionError:
-            return []
-        for fd in fds:
-            self._held(fd)
-        self._find_init()
-        return fds
+        with suppress(ConnectionError):
+            return socket.recv_fds(control, 16, 2)[1]
+        return []
 
     async def ended(self) -> None:
         """Wait until the command has ended, and everything that it started."""
         await _until_readable(self._pidfd)
-        if self._init >= 0:
-            await _until_readable(self._init)
 
     async def stop(self) -> None:
         """End everything. A cancellation ends the time after SIGTERM, and is raised at the end."""
         try:
-            if not self._in_namespace and self._process.poll() is None:
+            if self._process.poll() is None:
                 with suppress(ProcessLookupError):  # the guard is in this group and does not heed
                     os.killpg(self._process.pid, signal.SIGTERM)
                 with suppress(TimeoutError):
@@ -108,34 +78,15 @@ class Running:
         try:
             async with timeout(KILL_S):
                 await self.ended()
-                for tail in self._tails:
-                    if tail.transport is not None:
-                        await tail.is_whole.wait()
         except TimeoutError as error:
             raise RuntimeError(
                 f"processes of pid={self._process.pid} do not end within {KILL_S} s of SIGKILL: "
                 "the kernel holds them; look for what they wait for in /proc/PID/stack"
             ) from error
         finally:
-            for tail in self._tails:
-                if tail.transport is not None:
-                    tail.transport.close()
+            self._out.read()
+            self._err.read()
             self._process.poll()  # its end was seen, so this collects it
-
-    def _kill_namespace(self) -> None:
-        if self._init < 0 and self._process.poll() is None:
-            self._find_init()
-        with suppress(ProcessLookupError):
-            if self._init >= 0:
-                signal.pidfd_send_signal(self._init, signal.SIGKILL)
-            elif self._process.returncode is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _find_init(self) -> None:
-        first = next(descendants(self._process.pid), None)
-        if first is not None:
-            with suppress(ProcessLookupError):
-                self._init = self._held(os.pidfd_open(first))
 
     @property
     def exit_code(self) -> int:
@@ -147,33 +98,39 @@ class Running:
 
     @property
     def stdout(self) -> str:
-        return self._tails[0].kept.decode(errors="replace")
+        return self._out.kept.decode(errors="replace")
 
     @property
     def stderr(self) -> str:
-        return self._tails[1].kept.decode(errors="replace")
-
-    def _held(self, fd: int) -> int:
-        self._open_fds.callback(os.close, fd)
-        return fd
+        return self._err.kept.decode(errors="replace")
 
 
-class _Tail(asyncio.Protocol):
-    """The last bytes of what a pipe brings."""
+class _Tail:
+    """The last bytes of what is written to a pipe.
 
-    def __init__(self, size: int) -> None:
-        self._size, self.kept, self.is_whole = size, bytearray(), asyncio.Event()
-        self.transport: asyncio.BaseTransport | None = None
+    Args:
+        open_fds: closes the end that is read.
+        ends: closes `write_end`, when the program has it.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+    def __init__(self, size: int, open_fds: ExitStack, ends: ExitStack) -> None:
+        self._size, self.kept, self._loop = size, bytearray(), asyncio.get_running_loop()
+        self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
+        ends.callback(os.close, self.write_end)
+        open_fds.callback(os.close, self._read_end)
+        os.set_blocking(self._read_end, False)
+        self._loop.add_reader(self._read_end, self.read)
+        open_fds.callback(self._loop.remove_reader, self._read_end)
 
-    def data_received(self, data: bytes) -> None:
-        self.kept += data
-        del self.kept[: -self._size]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_whole.set()
+    def read(self) -> None:
+        """Take what there is. The end of the pipe is not waited for: who is no descendant of the
+        program may hold it open."""
+        with suppress(BlockingIOError):
+            data = os.read(self._read_end, PIPE_BYTES)
+            if not data:
+                self._loop.remove_reader(self._read_end)
+            self.kept += data
+            del self.kept[: -self._size]
 
 
 async def _until_readable(fd: int) -> None:

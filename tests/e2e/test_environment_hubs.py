@@ -21,6 +21,7 @@ from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.program import AgentProgram
 from agent_loop.gateway.server import Gateway
 from agent_loop.gateway.session import Session
+from config.gateway import GatewayOptions
 from tests.agent_loop.gateway.test_session import session_of
 from tests.fakes.environment_hubs.rig import (
     HUBS,
@@ -190,7 +191,7 @@ async def played(python: Path, said: list[str], seed: int, *settings: str) -> tu
     gateway = Gateway()
     command = [str(python), f"{ROOT}/docs/examples/verifiers_agent.py", *settings]
     env = [name for name in ("PYTHONPATH", "NLTK_DATA") if name in os.environ]
-    program = AgentProgram(shlex.join(command), where="host", env=env)
+    program = AgentProgram(GatewayOptions(command=shlex.join(command), where="host", env=env))
     try:
         address = await gateway.open(session, McpEndpoint(session, {}, _no_tool))
         row = json.dumps({"extras": {"seed": seed}}).encode()

@@ -58,9 +58,10 @@ def guarded(
     with life:
         fd = life.fileno()  # inherited
         line = [os.path.realpath(sys.executable), "-I", "-S", __file__, str(fd)]
+        pass_fds = (fd, *options.pop("pass_fds", ()))
         try:
             process: subprocess.Popen[Any] = subprocess.Popen(
-                [*line, *command], pass_fds=(fd,), start_new_session=True, **options
+                [*line, *command], pass_fds=pass_fds, start_new_session=True, **options
             )
         except BaseException:
             end()

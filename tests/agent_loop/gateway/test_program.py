@@ -21,7 +21,7 @@ from aiohttp import web
 from agent_loop.gateway.program import AgentProgram, ProgramEnd, Serve
 from agent_loop.gateway.running import STDERR_BYTES, STDOUT_BYTES
 from agent_loop.gateway.server import MAX_CONNECTIONS, Gateway
-from config.gateway import with_absolute_paths
+from config.gateway import GatewayOptions, with_absolute_paths
 from tests.fakes.daemons import DAEMONS, processes_with
 from tool_server.isolation.errors import SandboxUnavailable
 from tool_server.sandbox.bubblewrap import BubblewrapSandbox
@@ -55,9 +55,13 @@ def make() -> Callable[..., AgentProgram]:
 
     def make(where: Any, code: str, **settings: Any) -> AgentProgram:
         command = shlex.join(["python", "-c", textwrap.dedent(code)])
-        return AgentProgram(command, where=where, **settings)
+        return program_of(command, where, **settings)
 
     return make
+
+
+def program_of(command: str, where: Any, **settings: Any) -> AgentProgram:
+    return AgentProgram(GatewayOptions(command=command, where=where, **settings))
 
 
 async def end_of(program: AgentProgram, serve: Serve = nobody, row: bytes = ROW) -> ProgramEnd:
@@ -152,7 +156,7 @@ ENDS = [
 async def test_the_end_is_what_the_program_left(
     where: Any, script: str, settings: dict[str, Any], expected: ProgramEnd
 ):
-    program = AgentProgram(shlex.join(["sh", "-c", script]), where=where, **settings)
+    program = program_of(shlex.join(["sh", "-c", script]), where=where, **settings)
     assert await end_of(program) == expected
 
 
@@ -173,6 +177,18 @@ async def test_output_is_kept_to_a_bound_and_a_row_need_not_be_read(
     end = await end_of(program, row=b"r" * (8 << 20))
     assert end.answer is not None and len(end.answer) == STDOUT_BYTES - 1  # without the last "\n"
     assert end.answer.endswith("xxend") and end.stderr == "y" * STDERR_BYTES
+
+
+async def test_output_that_an_outsider_holds_open_is_not_waited_for(tmp_path: Path):
+    script = "touch $$; until [ -e go ]; do sleep 0.01; done; echo 42"
+    program = program_of(shlex.join(["sh", "-c", script]), where="host", cwd=str(tmp_path))
+    task = asyncio.create_task(end_of(program))
+    await until(lambda: os.listdir(tmp_path))
+    (pid,) = os.listdir(tmp_path)
+    held = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY)
+    (tmp_path / "go").touch()
+    assert (await task).answer == "42"
+    os.close(held)
 
 
 # --- nothing is left -----------------------------------------------------------------------------
@@ -235,7 +251,7 @@ async def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(
 async def test_a_cancelled_program_on_the_host_may_end_by_itself(mark: str, tmp_path: Path):
     script = "trap 'echo seen > seen; exit' TERM; touch ready; sleep 1000 & wait"
     command = shlex.join(["sh", "-c", script, mark])
-    task = asyncio.create_task(end_of(AgentProgram(command, where="host", cwd=str(tmp_path))))
+    task = asyncio.create_task(end_of(program_of(command, where="host", cwd=str(tmp_path))))
     await until((tmp_path / "ready").exists)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -245,9 +261,9 @@ async def test_a_cancelled_program_on_the_host_may_end_by_itself(mark: str, tmp_
 
 WORKER = """
 import asyncio, sys
-from tests.agent_loop.gateway.test_program import AgentProgram, end_of
+from tests.agent_loop.gateway.test_program import program_of, end_of
 
-asyncio.run(end_of(AgentProgram(sys.argv[2], where=sys.argv[1])))
+asyncio.run(end_of(program_of(sys.argv[2], where=sys.argv[1])))
 """
 
 
@@ -267,7 +283,7 @@ async def test_a_program_does_not_outlive_a_killed_worker(
 
 @pytest.mark.parametrize("where", WHERE)
 async def test_two_hundred_sessions_start_at_once(where: Any):
-    program = AgentProgram("sh -c 'echo $N'", where=where)
+    program = program_of("sh -c 'echo $N'", where=where)
     await asyncio.to_thread(program.check)
     before = len(os.listdir("/proc/self/fd"))
     ends = await asyncio.gather(
@@ -437,7 +453,7 @@ class TestSandbox:
                     .then(reply => reply.text()).then(console.log)
             '
         """
-        program = AgentProgram(shlex.join(["sh", "-c", script]), where="sandbox")
+        program = program_of(shlex.join(["sh", "-c", script]), where="sandbox")
         end = await end_of(program, gateway)
         assert (end.exit_code, end.stderr, end.answer) == (0, "", "from-node")
 
@@ -540,7 +556,7 @@ class TestSandbox:
                 "not/made/yet",
             )
             made = with_absolute_paths(entry, [str(project / path) for path in named])
-            end = await end_of(AgentProgram(**{**entry, **made}, where="sandbox"), row=b"{}")
+            end = await end_of(program_of(**{**entry, **made}, where="sandbox"), row=b"{}")
             assert (end.answer, end.stderr) == ("beside public []", "")
 
     async def test_what_is_made_after_the_first_session_is_hidden_from_the_next(
@@ -552,7 +568,7 @@ class TestSandbox:
         (tmp_path / "temporary").mkdir()
         (tmp_path / "script.sh").write_text("echo $(cat checkpoints/rows logs/rows)")
         made = with_absolute_paths({"command": "sh script.sh", "cwd": "."}, ["checkpoints", "logs"])
-        program = AgentProgram(**{"command": "sh script.sh", **made}, where="sandbox")
+        program = program_of(**{"command": "sh script.sh", **made}, where="sandbox")
         await end_of(program, row=b"{}")
         for folder in ("checkpoints", "logs"):
             (tmp_path / folder).mkdir()
@@ -587,14 +603,14 @@ class TestSandbox:
 )
 def test_check_names_what_is_wrong(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        AgentProgram(**{"where": "host", **settings}).check()
+        program_of(**{"where": "host", **settings}).check()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's program reads its own folders")
 def test_a_folder_that_the_sandbox_s_user_may_not_read_is_named(tmp_path: Path):
     tmp_path.chmod(0o700)
     with pytest.raises(ValueError, match=f"may not read {tmp_path} .mode 700.; run `chmod o.rX"):
-        AgentProgram("sh", where="sandbox", cwd=str(tmp_path)).check()
+        program_of("sh", where="sandbox", cwd=str(tmp_path)).check()
 
 
 @pytest.mark.sandbox
@@ -604,14 +620,14 @@ def test_a_program_that_the_sandbox_does_not_show_is_named(tmp_path: Path):
     script = tmp_path / "agent"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    AgentProgram(str(script), where="sandbox", readable=[str(tmp_path)]).check()
-    AgentProgram("./agent", where="sandbox", cwd=str(tmp_path)).check()
+    program_of(str(script), where="sandbox", readable=[str(tmp_path)]).check()
+    program_of("./agent", where="sandbox", cwd=str(tmp_path)).check()
     with pytest.raises(ValueError, match=r"agent, which the sandbox does not show.*`readable`"):
-        AgentProgram(str(script), where="sandbox").check()
+        program_of(str(script), where="sandbox").check()
 
 
 async def test_without_isolation_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"where=sandbox.*bwrap is not on PATH.*where=host"):
-        await end_of(AgentProgram("sh", where="sandbox"))
+        await end_of(program_of("sh", where="sandbox"))

@@ -67,7 +67,7 @@ def _problem(options: GatewayOptions) -> str | None:
     if options.function is not None:
         return _function_problem(options.function)
     try:
-        AgentProgram(**options.of_command).check()
+        AgentProgram(options).check()
     except ValueError as error:
         return str(error)
     return None
