@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.program import AgentProgram
 from agent_loop.gateway.server import Address, Gateway
 from agent_loop.gateway.session import Policy, Session
@@ -71,12 +70,13 @@ class GatewayAgentLoop(NamedToolsLoop):
             policy=self._policy(),
             engine=self._generate,
             budget=self._budget,
+            specs=self.specs,
+            act=self._act,
             temperature=float(self._engine.sampling["temperature"]),
             max_requests=self._options.max_requests,
             takes_reward=self.settings.reward_name_of(self._source) == LOOPS_OWN,
         )
-        endpoint = McpEndpoint(session, self.specs, self._act)
-        address = await gateway.open(session, endpoint)
+        address = await gateway.open(session)
         with current_activity(asyncio.get_running_loop().time) as activity:
             waits_for("agent")
             agent = asyncio.ensure_future(

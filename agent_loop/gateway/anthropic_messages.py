@@ -27,8 +27,7 @@ from agent_loop.gateway.chat_form import (
     tool_message,
 )
 from agent_loop.gateway.forms import Form, check_depth, read, wrong
-from agent_loop.gateway.replies import event_frame, pieces
-from agent_loop.gateway.wire import ModelReply, ModelRequest, WireError
+from agent_loop.gateway.wire import ModelReply, ModelRequest, WireError, event_frame, pieces
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

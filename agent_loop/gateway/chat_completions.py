@@ -24,8 +24,14 @@ from agent_loop.gateway.chat_form import (
     tool_message,
 )
 from agent_loop.gateway.forms import Form, read, unsupported
-from agent_loop.gateway.replies import data_frame, openai_error_body, pieces
-from agent_loop.gateway.wire import ModelReply, ModelRequest, TokenLogprob
+from agent_loop.gateway.wire import (
+    ModelReply,
+    ModelRequest,
+    TokenLogprob,
+    data_frame,
+    openai_error_body,
+    pieces,
+)
 
 _LOGPROBS_OF_CHUNK = 32
 """Clients that read by lines allow 64 KiB for one: a frame with all tokens could be longer."""

@@ -26,8 +26,7 @@ from agent_loop.gateway.chat_form import (
     tool_message,
 )
 from agent_loop.gateway.forms import Form, read
-from agent_loop.gateway.replies import event_frame, openai_error_body, pieces
-from agent_loop.gateway.wire import ModelReply, ModelRequest
+from agent_loop.gateway.wire import ModelReply, ModelRequest, event_frame, openai_error_body, pieces
 
 _KEPT = "the gateway keeps no conversations; send the whole input"
 

@@ -24,9 +24,8 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent_loop.calls.child_process import uninterrupted
-from agent_loop.gateway import anthropic_messages, chat_completions, responses
+from agent_loop.gateway import anthropic_messages, chat_completions, mcp, responses
 from agent_loop.gateway.demands import check_schemas, demand_of, with_demand
-from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.session import Session
 from agent_loop.gateway.wire import WireError
@@ -80,7 +79,6 @@ class Served(_Sender):
     """A session with an address."""
 
     session: Session
-    mcp: McpEndpoint
     tasks: set["asyncio.Task[Any] | None"] = field(default_factory=set)
     """Of requests under way, each that of its connection. An idle connection may be another
     session's next: functions of one process may share a client."""
@@ -137,12 +135,12 @@ class Gateway:
         self._runner: web.ServerRunner | None = None
         self.port = 0
 
-    async def open(self, session: Session, mcp: McpEndpoint) -> Address:
+    async def open(self, session: Session) -> Address:
         """Give a session its address."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
         await asyncio.shield(self._starting)
-        served = Served(session=session, mcp=mcp)
+        served = Served(session=session)
         self._served[session.id] = self._rewarded[session.reward_id] = served
         sessions = f"http://127.0.0.1:{self.port}/s"
         return Address(
@@ -408,7 +406,7 @@ async def _reward(served: Served, request: web.BaseRequest) -> web.StreamRespons
 
 
 async def _mcp(served: Served, request: web.BaseRequest) -> web.StreamResponse:
-    answer = await served.mcp.answer(await _body(served, request))
+    answer = await mcp.answer(served.session, await _body(served, request))
     return web.Response(status=202) if answer is None else _json(answer)
 
 

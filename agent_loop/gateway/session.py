@@ -28,13 +28,14 @@ from agent_loop.gateway.wire import (
 )
 from agent_loop.records.trajectory_record import Call, StopReason, Turn
 from agent_loop.rewards.number import WANTED, reward_number, shown
+from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.turns.call_formats import CallFormat, CallMistake
 from agent_loop.turns.call_formats.message import new_call_id
 from agent_loop.turns.codec import TokenCodec
 from agent_loop.turns.native import prompt_opens_thought
-from agent_loop.turns.tags import first_end, stop_token_ids
+from agent_loop.turns.tags import Action, first_end, stop_token_ids
 from agent_loop.turns.trajectory import Trajectory
-from agent_loop.turns.turn_loop import Budget, Generated, Rollout, Stop, append_turn
+from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, append_turn
 from agent_loop.watchdog import waits_for
 from config.gateway import MAX_REQUESTS
 from tool_server.wire.protocol import Fault
@@ -97,6 +98,12 @@ class Session:
     policy: Policy
     engine: Engine
     budget: Budget
+    specs: Mapping[str, ToolSpec]
+    """The tools at its MCP address, by their names."""
+
+    act: Callable[[Action], Awaitable[Observation]]
+    """Calls one of them."""
+
     temperature: float
     """Of requests that may not change it."""
 

@@ -7,11 +7,10 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.server import Gateway
 from agent_loop.gateway.session import Session
 from tests.agent_loop.gateway.test_session import session_of
@@ -93,10 +92,6 @@ def node() -> list[str | Path]:
     return ["node", shutil.copy(AGENTS / "modes.mjs", folder)]
 
 
-async def _no_tool(*_: Any) -> NoReturn:
-    raise AssertionError("a framework's tools are its own")
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 async def test_a_framework_works_in_all_its_modes(framework: str, request: pytest.FixtureRequest):
     protocols, scripts = FRAMEWORKS[framework]
@@ -113,7 +108,7 @@ async def test_a_framework_works_in_all_its_modes(framework: str, request: pytes
             turns, expected[name] = scripts.get(mode) or MODES[mode]
             said = [f"{turn}<|im_end|>" for turn in turns]
             session = session_of("hermes", said, prompt_length=99_999, response_length=99_999)
-            address = await gateway.open(session, McpEndpoint(session, {}, _no_tool))
+            address = await gateway.open(session)
             sessions[name] = session
             addresses[name] = {"openai": address.openai, "url": address.url, "key": address.key}
         program = await asyncio.create_subprocess_exec(

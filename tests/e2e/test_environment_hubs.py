@@ -13,11 +13,10 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.program import AgentProgram
 from agent_loop.gateway.server import Gateway
 from agent_loop.gateway.session import Session
@@ -193,16 +192,12 @@ async def played(python: Path, said: list[str], seed: int, *settings: str) -> tu
     env = [name for name in ("PYTHONPATH", "NLTK_DATA") if name in os.environ]
     program = AgentProgram(GatewayOptions(command=shlex.join(command), where="host", env=env))
     try:
-        address = await gateway.open(session, McpEndpoint(session, {}, _no_tool))
+        address = await gateway.open(session)
         row = json.dumps({"extras": {"seed": seed}}).encode()
         end = await program.run(address.variables, row, port=gateway.port, serve=gateway.serving)
     finally:
         await gateway.close()
     return end, session
-
-
-async def _no_tool(*_: Any) -> NoReturn:
-    raise AssertionError("a taskset's tools are its own")
 
 
 @pytest.fixture

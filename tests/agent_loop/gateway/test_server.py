@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 
 from agent_loop.gateway import server
-from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.server import MOST_VALUES, Address, Gateway
 from agent_loop.gateway.session import Session
@@ -38,10 +37,8 @@ class Site:
         self.gateway, self.http = Gateway(), aiohttp.ClientSession()
 
     async def open(self, session: Session, act: Any = None) -> Address:
-        async def nothing(action: Any) -> Observation:
-            return Observation(text=f"ran {action.content}")
-
-        return await self.gateway.open(session, McpEndpoint(session, SPECS, act or nothing))
+        session.act = act or session.act
+        return await self.gateway.open(session)
 
     async def post(self, url: str, body: Any) -> tuple[int, Any]:
         data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())

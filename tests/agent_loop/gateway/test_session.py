@@ -14,10 +14,12 @@ from agent_loop.gateway import chat_completions
 from agent_loop.gateway.session import Policy, Session
 from agent_loop.gateway.template import ChatTemplate
 from agent_loop.gateway.wire import ModelRequest, WireError
+from agent_loop.toolbox.own import SPECS
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.call_formats.message import new_call_id
+from agent_loop.turns.tags import Action
 from agent_loop.turns.trajectory import StopReason
-from agent_loop.turns.turn_loop import Budget, Generated
+from agent_loop.turns.turn_loop import Budget, Generated, Observation
 from tests.agent_loop.turns.test_native import (
     CALLS,
     SCHEMAS,
@@ -64,7 +66,12 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
     )
     budget = Budget(max_turns=9, response_length=own.pop("response_length", 4000))
     engine = own.pop("engine", engine)
-    return Session(policy=policy, engine=engine, budget=budget, temperature=1.0, **own)
+    shared: dict[str, Any] = {"specs": SPECS, "act": ran, "temperature": 1.0}
+    return Session(policy=policy, engine=engine, budget=budget, **shared, **own)
+
+
+async def ran(action: Action) -> Observation:
+    return Observation(text=f"ran {action.content}")
 
 
 def ask(session: Session, messages: list[Any], **fields: Any) -> Any:

@@ -10,10 +10,7 @@ import pytest
 from aiohttp import web
 
 from agent_loop.environments.serve import EnvironmentServer
-from agent_loop.gateway.mcp import McpEndpoint
 from agent_loop.gateway.server import Gateway
-from agent_loop.toolbox.own import SPECS
-from agent_loop.turns.turn_loop import Observation
 from tests.agent_loop.environments.conftest import ROW, WORLDS
 from tests.agent_loop.gateway.test_session import session_of
 from tests.listening import listening
@@ -50,11 +47,8 @@ async def environment(http: aiohttp.ClientSession, folder: Path) -> AsyncIterato
 
 @asynccontextmanager
 async def gateway(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Ask]:
-    async def nothing(action: object) -> Observation:
-        return Observation(text="")
-
     gateway, session = Gateway(), session_of("hermes", [], takes_reward=True)
-    address = await gateway.open(session, McpEndpoint(session, SPECS, nothing))
+    address = await gateway.open(session)
     yield asking(http, "POST", address.reward, {"reward": 0.5})
     await gateway.close()
 
