@@ -10,6 +10,7 @@ that a flood by one agent does not slow the others.
 
 import asyncio
 import logging
+import math
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -26,7 +27,6 @@ from aiohttp.http import HttpProcessingError
 from agent_loop.calls.child_process import uninterrupted
 from agent_loop.gateway import anthropic_messages, chat_completions, mcp, responses
 from agent_loop.gateway.demands import check_schemas, demand_of, with_demand
-from agent_loop.gateway.pace import Pace
 from agent_loop.gateway.session import Session
 from agent_loop.gateway.wire import WireError
 from tool_server.wire.responses import read_json
@@ -49,6 +49,10 @@ MOST_WAITING = 256
 REFUSAL_S = 1.0
 """Wait before a request is refused, because a flood would go on at once."""
 
+PER_SECOND, BURST = 50.0, 100
+"""Requests of one session: a small one costs about a millisecond of the event loop, so a flood
+takes at most a twentieth of it."""
+
 CONNECTIONS_PER_SECOND, MOST_NEW = 500.0, 1000
 """Connections from this host, of all sessions together, and those that may come at once. From a
 sandbox they are paced for each session."""
@@ -63,6 +67,19 @@ MOST_HEADER = 1000
 """Characters of a header that names ignored fields."""
 
 Handler = Callable[["Served", web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Pace:
+    """After a burst, so many in a second."""
+
+    def __init__(self, per_second: float = PER_SECOND, burst: float = BURST) -> None:
+        self._interval_s, self._burst_s = 1 / per_second, burst / per_second
+        self._next_at = -math.inf
+
+    def wait_s(self, now: float, cost: float = 1.0) -> float:
+        """Count what came, and return the seconds until its turn. `now` is on the loop's clock."""
+        self._next_at = max(self._next_at, now - self._burst_s) + cost * self._interval_s
+        return max(0.0, self._next_at - now)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -258,18 +275,13 @@ class _Server(web.Server):
             loop.call_later(wait_s, transport.resume_reading)
 
 
-def _in_a_line(record: logging.LogRecord) -> bool:
-    """Of aiohttp's reports, a line of each error; nothing of a request that it cannot read, because
-    it would write what was sent, and a traceback."""
-    error = record.exc_info[1] if record.exc_info else None
-    if error is not None:
-        record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", ()
-        record.exc_info = None
-    return not isinstance(error, HttpProcessingError)
+def _could_be_read(record: logging.LogRecord) -> bool:
+    """aiohttp writes what was sent, and a traceback, of each request that it cannot read."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 _http_log = logging.getLogger(f"{__name__}.http")
-_http_log.addFilter(_in_a_line)
+_http_log.addFilter(_could_be_read)
 
 
 async def _in_turn(served: Served, request: web.BaseRequest, place: str) -> web.StreamResponse:

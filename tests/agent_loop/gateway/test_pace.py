@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.gateway.pace import Pace
+from agent_loop.gateway.server import Pace
 
 
 @given(

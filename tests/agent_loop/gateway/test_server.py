@@ -14,8 +14,7 @@ import aiohttp
 import pytest
 
 from agent_loop.gateway import server
-from agent_loop.gateway.pace import Pace
-from agent_loop.gateway.server import MOST_VALUES, Address, Gateway
+from agent_loop.gateway.server import MOST_VALUES, Address, Gateway, Pace
 from agent_loop.gateway.session import Session
 from agent_loop.toolbox.own import SPECS
 from agent_loop.turns.turn_loop import Generated, Observation
@@ -184,19 +183,16 @@ async def test_what_is_no_http_writes_nothing_to_the_log(
     assert not caplog.records
 
 
-async def test_an_error_of_the_server_itself_is_a_line_of_the_log(
-    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_an_error_that_no_handler_catches_is_in_the_log(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def broken(*_: Any) -> None:
-        raise RuntimeError("boom")
+    async def torn(*_: Any) -> Any:
+        raise KeyError("torn")
 
-    await site.open(session_of("hermes", []))
-    monkeypatch.setattr(server, "_json", broken)
-    assert (await site.post(f"http://127.0.0.1:{site.gateway.port}/s/none/v1", {}))[0] == 500
-    (record,) = caplog.records
-    assert record.exc_info is None
-    said = "Error handling request from 127.0.0.1: RuntimeError: boom"
-    assert record.getMessage() == said
+    monkeypatch.setattr(Gateway, "_handle", torn)
+    address = await site.open(session_of("hermes", []))
+    assert (await site.post(address.openai + "/chat/completions", ASKED))[0] == 500
+    assert "KeyError: 'torn'" in caplog.text
 
 
 async def test_connections_that_come_too_fast_are_read_later(
