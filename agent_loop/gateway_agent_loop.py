@@ -18,15 +18,15 @@ import msgspec
 from agent_loop.gateway.program import AgentProgram
 from agent_loop.gateway.server import Address, Gateway
 from agent_loop.gateway.session import Policy, Session
-from agent_loop.gateway.template import ChatTemplate, Tools
+from agent_loop.gateway.template import ChatTemplate
 from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.native_agent_loop import format_of
 from agent_loop.records.trajectory_record import StopReason
 from agent_loop.row import Row
 from agent_loop.turns.codec import codec_of
-from agent_loop.turns.tags import Action, Language
+from agent_loop.turns.tags import Language
 from agent_loop.turns.trajectory import Trajectory
-from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
+from agent_loop.turns.turn_loop import Generated, Rollout, Stop
 from agent_loop.watchdog import current_activity, waits_for
 from config.gateway import GatewayOptions
 from config.schema import LOOPS_OWN
@@ -55,7 +55,7 @@ class GatewayAgentLoop(NamedToolsLoop):
         options = {name: settings.pop(name) for name in names if name in settings}
         super().__init__(*args, tool_names=tool_names, topk=topk, **settings)
         self._key = msgspec.json.encode(options)
-        self._options = _options_of(self._key)
+        self._options = GatewayOptions.model_validate(options)
 
     def language(self) -> Language:
         raise NotImplementedError("the agent reads the model's messages")
@@ -71,7 +71,7 @@ class GatewayAgentLoop(NamedToolsLoop):
             engine=self._generate,
             budget=self._budget,
             specs=self.specs,
-            act=self._act,
+            act=partial(self.act, extras=self._extras),
             temperature=float(self._engine.sampling["temperature"]),
             max_requests=self._options.max_requests,
             takes_reward=self.settings.reward_name_of(self._source) == LOOPS_OWN,
@@ -99,7 +99,8 @@ class GatewayAgentLoop(NamedToolsLoop):
                     await gateway.shut(session)
                 finally:
                     await asyncio.wait({agent, over}, timeout=END_S)
-            _warn_of_ignored(self._source, session.ignored)
+            for name in sorted(session.ignored):
+                _warn_of_ignored(self._source, name)
             rollouts = session.rollouts() or [self._empty()]
             last = rollouts[-1]
             if not agent.done():
@@ -163,20 +164,16 @@ class GatewayAgentLoop(NamedToolsLoop):
         if options.function is not None:
             path, _, name = options.function.rpartition(":")
             return await getattr(module_of(Path(path), "agent"), name)(address, row)
-        end = await self._program().run(
+        program: AgentProgram = self.client.resource(
+            ("agent", self._key), partial(AgentProgram, options)
+        )
+        end = await program.run(
             address.variables, msgspec.json.encode(row), port=gateway.port, serve=gateway.serving
         )
         if end.exit_code != 0:
             words = f"; its stderr ends with: {end.stderr[-600:]}" if end.stderr.strip() else ""
             raise RuntimeError(f"the agent ended with exit code {end.exit_code}{words}")
         return end.answer
-
-    def _program(self) -> AgentProgram:
-        """What runs the command, shared by the sessions of a source."""
-        return self.client.resource(("agent", self._key), partial(AgentProgram, self._options))
-
-    async def _act(self, action: Action) -> Observation:
-        return await self.act(action, self._extras)
 
     async def _generate(
         self,
@@ -210,23 +207,18 @@ class GatewayAgentLoop(NamedToolsLoop):
 
     def _make_policy(self) -> Policy:
         codec, builder = codec_of(self.tokenizer), self.continuous_token_builder
-        name = self.settings.call_format
-        call_format = None if name is None else format_of(name)
-
-        def tokens(messages: list[dict[str, Any]], tools: Tools | None) -> list[int]:
-            return builder.build_initial_tokens(messages, tools=tools)
-
+        name, rollout = self.settings.call_format, self.rollout_config
         return Policy(
             template=ChatTemplate(
-                tokens,
+                lambda messages, tools: builder.build_initial_tokens(messages, tools=tools),
                 self.rendering,
                 codec,
                 codec.mark_texts,
-                self.rollout_config.prompt_length + self.rollout_config.response_length,
+                rollout.prompt_length + rollout.response_length,
             ),
             codec=codec,
-            call_format=call_format,
-            prompt_length=self.rollout_config.prompt_length,
+            call_format=None if name is None else format_of(name),
+            prompt_length=rollout.prompt_length,
             agent_may_set=frozenset(self._options.let_agent_set),
             is_guided=self._options.structured == "guided",
         )
@@ -240,17 +232,7 @@ class GatewayAgentLoop(NamedToolsLoop):
         )
 
 
-@lru_cache(64)
-def _options_of(settings: bytes) -> GatewayOptions:
-    return GatewayOptions.model_validate_json(settings)
-
-
-def _warn_of_ignored(source: str, names: set[str]) -> None:
-    for name in sorted(names):
-        _warn(source, name)
-
-
 @lru_cache(1000)
-def _warn(source: str, name: str) -> None:
-    """Log a field once that an agent sent and that has no effect."""
+def _warn_of_ignored(source: str, name: str) -> None:
+    """Log a field that an agent sent and that has no effect, once."""
     logger.warning("source=%s a field that its agent sent has no effect: %s", source, name)

@@ -17,6 +17,7 @@ from agent_loop.gateway.chat_form import (
     Messages,
     Name,
     OpenAIChoice,
+    Output,
     Stops,
     Text,
     Tools,
@@ -89,10 +90,6 @@ class _Choice(Form, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Output(Form):
-    format: AnswerForm | None = None
-
-
 class _Tool(Function, kw_only=True):
     type: Literal["custom"] | None = None
     parameters: dict[str, Any] | None = field(name="input_schema", default=None)
@@ -103,7 +100,7 @@ class _Asked(Asked, kw_only=True):
     tools: Tools[_Tool] | None = None
     system: str | list[Text] | None = None
     tool_choice: _Choice | None = None
-    output_config: _Output | None = None
+    output_config: Output | None = None
     output_format: AnswerForm | None = None  # the beta's name
     stop: Stops = field(name="stop_sequences", default=None)
 

@@ -14,8 +14,9 @@ turn of its conversation, because A is the first.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
@@ -133,12 +134,10 @@ class Chains:
         try:
             point = self._points[digests[count - 1]] if count else None
             new = with_demand(messages[count:], demand, point.demand if point else "")
-            ids = await _tokenised(
-                new, self._tokens_of, point, new, messages[:count], request.tools
-            )
+            ids = await self._tokens_of(point, new, messages[:count], request.tools)
         except CannotContinue:
             point, new = None, with_demand(messages, demand)
-            ids = await _tokenised(new, self._tokens_of, None, new, [], request.tools)
+            ids = await self._tokens_of(None, new, [], request.tools)
         before, added = point.tokens if point else [], list[int]()
         read = len(before) + len(ids)
         if point is not None and not point.sequence.is_busy and point.is_end:
@@ -148,22 +147,42 @@ class Chains:
                 cause, parent, shared = "branch", point.sequence, count
             else:
                 cause, parent, shared = self._why_new(texts, tools, temperature)
-            behind = self._turns_behind(messages, texts, shared, parent)
-            sequence = self._begin(before + ids, cause, parent, tools, temperature)
-            sequence.turns_before, sequence.examples = behind
+            turns_before, examples = self._turns_behind(messages, texts, shared, parent)
+            rollout = Rollout(
+                trajectory=Trajectory(before + ids),
+                stop_reason=StopReason.ANSWERED,
+                answer=None,
+                cause=cause,
+                temperature=temperature,
+            )
+            rollout.parent = parent.rollout if parent is not None else None
+            sequence = OpenSequence(
+                rollout=rollout,
+                tools=tools,
+                temperature=temperature,
+                turns_before=turns_before,
+                examples=examples,
+            )
+            self.sequences.append(sequence)
         sequence.history, sequence.digest, sequence.is_busy = texts, digests[-1], True
         sequence.demand = demand
         return Continuation(sequence=sequence, added=added, read=read, reused=len(before))
 
-    def _tokens_of(
-        self, point: "_Point | None", new: Messages, before: Messages, tools: Tools
+    async def _tokens_of(
+        self, point: _Point | None, new: Messages, before: Messages, tools: Tools
     ) -> list[int]:
-        """The tokens of messages: of a whole prompt, or after the messages before a point."""
+        """The tokens of messages: of a whole prompt, or after the messages before a point. Those of
+        long ones are made in a thread."""
         if point is None:
-            return self._template.prompt_ids(new, tools)
-        thinks = any(message.get("reasoning_content") for message in before)
-        last_id = point.tokens[-1]
-        return self._template.glue_ids(point.said, new, tools, last_id, thinks)
+            work = partial(self._template.prompt_ids, new, tools)
+        else:
+            thinks = any(message.get("reasoning_content") for message in before)
+            work = partial(
+                self._template.glue_ids, point.said, new, tools, point.tokens[-1], thinks
+            )
+        if sum(len(message.get("content") or "") for message in new) > LONG_TEXT:
+            return await asyncio.to_thread(work)
+        return work()
 
     def say(self, sequence: OpenSequence, said: Mapping[str, Any] | None) -> None:
         """Note the model's message as the agent was told, after it was appended to the sequence;
@@ -184,25 +203,6 @@ class Chains:
             said=said,
             demand=sequence.demand,
         )
-
-    def _begin(
-        self,
-        ids: list[int],
-        cause: str,
-        parent: OpenSequence | None,
-        tools: bytes,
-        temperature: float,
-    ) -> OpenSequence:
-        rollout = Rollout(
-            trajectory=Trajectory(ids),
-            stop_reason=StopReason.ANSWERED,
-            answer=None,
-            cause=cause,
-            temperature=temperature,
-        )
-        rollout.parent = parent.rollout if parent is not None else None
-        self.sequences.append(OpenSequence(rollout=rollout, tools=tools, temperature=temperature))
-        return self.sequences[-1]
 
     def _turns_behind(
         self,
@@ -253,15 +253,6 @@ class Chains:
         if sequence.temperature != temperature:
             return "temperature", sequence, count
         return "again" if count == len(texts) else "template", sequence, count
-
-
-async def _tokenised(
-    messages: Messages, work: Callable[..., list[int]], *arguments: Any
-) -> list[int]:
-    """What `work` returns; from a thread if the messages are long."""
-    if sum(len(message.get("content") or "") for message in messages) > LONG_TEXT:
-        return await asyncio.to_thread(work, *arguments)
-    return work(*arguments)
 
 
 def texts_of(messages: Messages) -> list[bytes]:

@@ -104,6 +104,10 @@ class AnswerForm(Schema, kw_only=True):
     json_schema: Schema | None = None
 
 
+class Output(Form):
+    format: AnswerForm | None = None
+
+
 class _Named(Form):
     name: Name
 

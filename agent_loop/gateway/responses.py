@@ -10,13 +10,13 @@ from typing import Any, Literal
 from msgspec import field
 
 from agent_loop.gateway.chat_form import (
-    AnswerForm,
     Content,
     Function,
     MaxTokens,
     Messages,
     Name,
     OpenAIAsked,
+    Output,
     Part,
     Tools,
     assistant_message,
@@ -62,15 +62,11 @@ class _Tool(Function, kw_only=True):
     type: Literal["function"]
 
 
-class _Output(Form):
-    format: AnswerForm | None = None
-
-
 class _Asked(OpenAIAsked, kw_only=True):
     input: str | Messages[_Message | _Result | _Call | _Reasoning]
     tools: Tools[_Tool] | None = None
     instructions: str | None = None
-    text: _Output | None = None
+    text: Output | None = None
     max_tokens: MaxTokens | None = field(name="max_output_tokens", default=None)
 
     refused = OpenAIAsked.refused | dict.fromkeys(
@@ -144,35 +140,27 @@ def _messages(items: list[_Message | _Result | _Call | _Reasoning]) -> list[dict
     The items of one turn of the policy become one assistant message. A turn is an optional
     reasoning item, then an optional message, then calls.
     """
-    messages = list[dict[str, Any]]()
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
-    in_turn = False
-
-    def end_turn() -> None:
-        nonlocal texts, thoughts, calls, in_turn
-        if in_turn:
-            messages.append(assistant_message(texts, thoughts, calls))
-        texts, thoughts, calls, in_turn = [], [], [], False
-
+    messages, turn = list[dict[str, Any]](), None
     for item in items:
         if isinstance(item, _Result):
-            end_turn()
             messages.append(tool_message(item.call_id, "\n".join(texts_of(item.output))))
+            turn = None
         elif isinstance(item, _Message) and item.role != "assistant":
-            end_turn()
             role = "user" if item.role == "user" else "system"
             messages.append({"role": role, "content": "\n".join(texts_of(item.content))})
+            turn = None
         else:
-            if not isinstance(item, _Call) and (texts or calls):
-                end_turn()
-            in_turn = True
+            if turn is None or (not isinstance(item, _Call) and (turn[0] or turn[2])):
+                messages.append({})  # its place
+                turn = list[str](), list[str](), list[dict[str, Any]]()
+            texts, thoughts, calls = turn
             if isinstance(item, _Call):
                 calls.append(call_of(item.call_id, item.name, item.arguments))
             elif isinstance(item, _Message):
                 texts.append("\n".join(texts_of(item.content)))
             else:
                 thoughts += texts_of(item.content) or texts_of(item.summary)
-    end_turn()
+            messages[-1] = assistant_message(texts, thoughts, calls)
     return messages
 
 

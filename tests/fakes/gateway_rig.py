@@ -206,7 +206,7 @@ async def gateway_rig(demo: Path, folder: Path) -> AsyncIterator[GatewayRig]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(cast(Any, _agent_loop_registry), AGENT, OmegaConf.create(agent))
             patch.setattr(
-                gateway_agent_loop, "_warn_of_ignored", lambda _, names: rig.ignored.update(names)
+                gateway_agent_loop, "_warn_of_ignored", lambda _, name: rig.ignored.add(name)
             )
             yield rig
 
