@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from agent_loop.turns.turn_loop import Generated, Rollout, Stop
 from agent_loop.watchdog import current_activity, waits_for
 from config.gateway import GatewayOptions
 from config.schema import LOOPS_OWN
-from samplers.module_file import module_of
+from samplers.module_file import named_in
 
 logger = logging.getLogger(__name__)
 
@@ -162,8 +161,7 @@ class GatewayAgentLoop(NamedToolsLoop):
         """Run the agent to its end: its answer, or its own reward."""
         options = self._options
         if options.function is not None:
-            path, _, name = options.function.rpartition(":")
-            return await getattr(module_of(Path(path), "agent"), name)(address, row)
+            return await named_in(options.function, "function")(address, row)
         program: AgentProgram = self.client.resource(
             ("agent", self._key), partial(AgentProgram, options)
         )

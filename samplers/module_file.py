@@ -1,12 +1,14 @@
-"""Imports a user's Python file as a module. Standard library only."""
+"""Imports a user's Python file, or what `path/to/file.py:name` names. Standard library only."""
 
 import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from hashlib import sha1
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def module_of(path: Path, prefix: str) -> ModuleType:
@@ -38,6 +40,40 @@ def module_of(path: Path, prefix: str) -> ModuleType:
             line = "" if isinstance(error, SyntaxError) else line_in(trace_of(error), str(path))
             raise ImportError(f"{type(error).__name__}: {error}{line}") from error
     return sys.modules[name]
+
+
+def named_in(
+    text: str, what: str, is_wanted: Callable[[Any], bool] = callable, kind: str = "function"
+) -> Any:
+    """What `path/to/file.py:name` names.
+
+    Args:
+        what: it is for, as `reward`: in messages, and the start of the module's name.
+        kind: of what `is_wanted`, in messages.
+
+    Raises:
+        ValueError: there is no such file, it raises, or it has nothing of that kind and name.
+    """
+    file, _, name = text.rpartition(":")
+    path, failed = Path(file), f"cannot load {what}={text}"
+    if not path.is_file():
+        raise ValueError(f"{failed}: no file {path.absolute()}; correct the path")
+    try:
+        module = module_of(path, what)
+    except ImportError as error:
+        did = "is not Python:" if isinstance(error.__cause__, SyntaxError) else "raised"
+        raise ValueError(f"{failed}: the file {did} {error}; correct it") from error
+    if not is_wanted(found := getattr(module, name, None)):
+        names = [
+            other
+            for other, value in vars(module).items()
+            if is_wanted(value) and other[0] != "_" and value.__module__ == module.__name__
+        ]
+        there = ", ".join(names) or "none"
+        raise ValueError(
+            f"{failed}: the file has no {kind} {name!r}, but {there}; correct the name"
+        )
+    return found
 
 
 def trace_of(error: BaseException) -> str:

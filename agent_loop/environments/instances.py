@@ -6,10 +6,9 @@ Also used in the interpreters of other environments, see `agent_loop.environment
 import importlib
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from samplers.module_file import module_of
+from samplers.module_file import named_in
 
 
 def class_of(name: str) -> Any:
@@ -22,23 +21,16 @@ def class_of(name: str) -> Any:
     place, _, kind = name.rpartition(":")
     failed = f"cannot load environment={name}"
     if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise ValueError(f"{failed}: no file {Path(place).absolute()}; correct the path")
-        try:
-            module = module_of(Path(place), "environment")
-        except ImportError as error:
-            raise ValueError(f"{failed}: the file raised {error}; correct it") from error
+        found = named_in(name, "environment", inspect.isclass, "class")
     else:
         try:
             module = importlib.import_module(place)
             if (check := getattr(module, "_check_package", None)) is not None:
                 check()  # a module of ours whose package is optional
+            found = getattr(module, kind)
         except (Exception, SystemExit) as error:  # a package that it needs may raise anything
             words = f"{error}" if isinstance(error, ImportError) else repr(error)
             raise ValueError(f"{failed}: {words}") from error
-    found = getattr(module, kind, None)
-    if not inspect.isclass(found):
-        raise ValueError(f"{failed}: there is no class {kind!r} in it; correct the name")
     missing = [each for each in ("reset", "step") if not callable(getattr(found, each, None))]
     if missing:
         raise ValueError(

@@ -7,19 +7,16 @@ function with a parameter `tools` gets the tool client of its source, and must b
 calls of tools are awaited.
 """
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
+from functools import partial
 from typing import Any
 
+from agent_loop.daemon_threads import DaemonThreads
 from agent_loop.rewards.attempt import Attempt, Reward
 from agent_loop.rewards.number import WANTED, finite_number, reward_number, shown
-from samplers.module_file import module_of
+from samplers.module_file import named_in
 from tool_server.wire.protocol import Fault, ToolBackend
 
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -58,8 +55,7 @@ class CustomReward:
         if inspect.iscoroutinefunction(self.function):
             value = self._called(given)
         else:
-            loop = asyncio.get_running_loop()
-            value = await loop.run_in_executor(_THREADS, self._called, given)
+            value = await _THREADS.run(partial(self._called, given))
         if inspect.isawaitable(value):
             try:
                 value = await value
@@ -112,32 +108,7 @@ class LoopReward:
         return None  # only the loop can tell
 
 
-class _Threads(Executor):
-    """Threads of rewards alone. A function that never returns blocks no other work, and does not
-    keep the process from its end, as a thread of `ThreadPoolExecutor` would."""
-
-    def __init__(self, most: int) -> None:
-        self._left, self._calls = most, SimpleQueue[Any]()
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        self._calls.put((future, fn, args))
-        if self._left > 0:
-            self._left -= 1
-            Thread(target=self._work, name="reward", daemon=True).start()
-        return future
-
-    def _work(self) -> None:
-        while True:
-            future, function, arguments = self._calls.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function(*arguments))
-                except BaseException as error:
-                    future.set_exception(error)
-
-
-_THREADS = _Threads(32)
+_THREADS = DaemonThreads("reward", 32)
 
 
 def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
@@ -147,30 +118,14 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
         ValueError: there is no such file or function, the file cannot be loaded, the function does
             not take verl's arguments and the options, or it takes `tools` and is not async.
     """
-    parted = split_path(name)
-    assert parted is not None, name
-    path, function_name = Path(parted[0]), parted[1]
-    failed = f"cannot load reward={name!r}"
-    if not path.is_file():
-        raise ValueError(
-            f"{failed}: no file {path.absolute()}; correct mixed.sources.<source>.reward"
-        )
-    try:
-        module = module_of(path, "reward")
-    except ImportError as error:
-        raise ValueError(f"{failed}: {path} raised {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        there = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
-        raise ValueError(
-            f"{failed}: {path} has no function {function_name!r}, but {', '.join(there) or 'none'}"
-        )
+    function, failed = named_in(name, "reward"), f"cannot load reward={name}"
+    word = name.rpartition(":")[2]
     signature = inspect.signature(function)
     takes_tools = _TOOLS in signature.parameters and _TOOLS not in options
     if takes_tools and not is_async(function):
         raise ValueError(
             f"{failed}: it has a parameter {_TOOLS!r}, the tool client, whose calls are awaited, "
-            f"and is not async; write `async def {function_name}`, or rename the parameter"
+            f"and is not async; write `async def {word}`, or rename the parameter"
         )
     given = [*_GIVEN, *([_TOOLS] if takes_tools else []), *options]
     try:

@@ -12,24 +12,22 @@ import inspect
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Semaphore, Thread
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import Route
 from agent_loop.calls.servers import Server
+from agent_loop.daemon_threads import DaemonThreads
 from agent_loop.row import Row
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.signatures import function_of
 from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, freed
 from agent_loop.turns.turn_loop import Observation
-from samplers.module_file import line_in, module_of, trace_of
+from samplers.module_file import line_in, named_in, trace_of
 from tool_server.wire.protocol import (
     Again,
     Fault,
@@ -79,22 +77,18 @@ def definition_of(file: str, name: str, *, is_run: bool = True) -> Definition:
         ValueError: there is no such file or name, or the name, its type hints or its docstring do
             not make a tool.
     """
-    path, failed = Path(file), f"cannot load tool={file}:{name}"
-    if not path.is_file():
-        raise ValueError(f"{failed}: no file {path.absolute()}; correct the path")
+    text = f"{file}:{name}"
+    target = named_in(text, "tool", _may_be_tool, "function or class") if is_run else None
     try:
-        target = getattr(module_of(path, "tool"), name, None) if is_run else function_of(path, name)
-    except ImportError as error:
-        raise ValueError(f"{failed}: the file raised {error}; correct it") from error
-    except ValueError as error:
-        raise ValueError(f"{failed}: {error}") from error
-    if not inspect.isroutine(target) and not inspect.isclass(target):
-        raise ValueError(f"{failed}: the file has no function or class {name!r}; correct the name")
-    try:
+        target = function_of(Path(file), name) if target is None else target
         spec = _spec_of(target, name)
     except ValueError as error:
-        raise ValueError(f"{failed}: {error}") from error
-    return Definition(path=path, name=name, target=target, spec=spec)
+        raise ValueError(f"cannot load tool={text}: {error}") from error
+    return Definition(path=Path(file), name=name, target=target, spec=spec)
+
+
+def _may_be_tool(value: Any) -> bool:
+    return inspect.isroutine(value) or inspect.isclass(value)
 
 
 def _spec_of(target: Any, name: str) -> ToolSpec:
@@ -162,33 +156,10 @@ CANCEL_S = 1.0
 """Time in which an async function must end after it was cancelled; then it is left alone."""
 
 
-class _Threads:
-    """Threads of one function, because one that never returns would block those of others. Unlike
-    those of `concurrent.futures`, they do not keep a process alive that ends."""
-
-    def __init__(self, place: str) -> None:
-        self._name = f"tool {place}"
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._idle = Semaphore(0)
-        self._count = 0
-
-    def submit(self, function: Callable[[], Any]) -> "Future[Any]":
-        future: Future[Any] = Future()
-        self._work.put((future, function))
-        if not self._idle.acquire(blocking=False) and self._count < THREADS:
-            self._count += 1
-            Thread(target=self._run, name=self._name, daemon=True).start()
-        return future
-
-    def _run(self) -> None:
-        while True:
-            future, function = self._work.get()
-            if future.set_running_or_notify_cancel():
-                future.set_result(function())
-            self._idle.release()
-
-
-_threads = cache(_Threads)
+@cache
+def _threads(place: str) -> DaemonThreads:
+    """Of one function, because one that never returns would block those of others."""
+    return DaemonThreads(f"tool {place}", THREADS)
 
 
 async def run_in_loop(
@@ -197,28 +168,22 @@ async def run_in_loop(
     """Run a function: on the event loop if it is async, else in a thread of `place`. At the
     deadline an async function is cancelled; a thread cannot be ended and runs on."""
     if inspect.iscoroutinefunction(function):
-        return await _awaited(function(**arguments))
-
-    def called() -> tuple[Any, BaseException | None]:
-        try:
-            return function(**arguments), None
-        except BaseException as error:  # `StopIteration` never leaves a future
-            return None, error
-
-    value, error = await asyncio.wrap_future(_threads(place).submit(called))
-    if error is not None:
-        raise error
-    return await _awaited(value) if inspect.isawaitable(value) else value
+        return await _awaited(function(**arguments), place)
+    value = await _threads(place).run(partial(function, **arguments))
+    return await _awaited(value, place) if inspect.isawaitable(value) else value
 
 
-async def _awaited(work: Awaitable[Any]) -> Any:
+async def _awaited(work: Awaitable[Any], place: str) -> Any:
     """The result of an async function, which may ignore its cancellation."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         task.cancel()
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody waits
         await asyncio.wait([task], timeout=CANCEL_S)
+        if not task.done():
+            logger.warning("%s ignores its cancellation and goes on; see what it catches", place)
         raise
     return task.result()
 

@@ -20,20 +20,22 @@ _TYPING = {name: getattr(typing, name) for name in typing.__all__}
 
 
 def function_of(path: Path, name: str) -> Any:
-    """A function with the signature, the hints and the docstring of the one in the file; None if
-    the file has no such function at its top level.
+    """A function with the signature, the hints and the docstring of the one in the file.
 
     Raises:
-        ValueError: the file is not Python, or a hint is not of the kinds above.
+        ValueError: there is no such file, it is not Python, it has no such function at its top
+            level, or a hint is not of the kinds above.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"no file {path.absolute()}; correct the path") from error
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"it is not Python: {error}") from error
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return _made(node)
-    return None
+    raise ValueError(f"the file has no function or class {name!r}; correct the name")
 
 
 def _made(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:

@@ -171,10 +171,10 @@ async def test_all_episodes_of_a_row_meet_one_random_state(client: ToolClient, t
     ("name", "words"),
     [
         ("{folder}/none.py:Guess", "no file"),
-        ("{worlds}:None_", "there is no class 'None_'"),
-        ("{worlds}:FAULTS", "there is no class 'FAULTS'"),
+        ("{worlds}:None_", "has no class 'None_', but"),
+        ("{worlds}:FAULTS", "has no class 'FAULTS', but"),
         ("{worlds}:NoStep", "the class has no step"),
-        ("{folder}/broken.py:Guess", "the file raised SyntaxError"),
+        ("{folder}/broken.py:Guess", "the file is not Python: SyntaxError"),
         ("no_such_module:Guess", "No module named"),
     ],
 )

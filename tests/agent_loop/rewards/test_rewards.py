@@ -349,8 +349,8 @@ async def test_what_is_no_score_is_refused(own, value):
         ("{own}:cannot_ask", r"it has a parameter 'tools'.* write `async def cannot_ask`"),
         ("{own}:short", r"unexpected keyword argument 'data_source'"),
         ("{own}.py:plain", r"no file .*own\.py\.py"),
-        ("{broken}:plain", r"broken\.py raised SyntaxError"),
-        ("{missing}:plain", r"missing\.py raised ModuleNotFoundError"),
+        ("{broken}:plain", r"the file is not Python: SyntaxError"),
+        ("{missing}:plain", r"the file raised ModuleNotFoundError"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_before_the_run(own, name, said):

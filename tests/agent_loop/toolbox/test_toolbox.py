@@ -1,6 +1,7 @@
 """Tools of a source: what the model sees, whose mistake a wrong call is, limits, state."""
 
 import asyncio
+import gc
 import json
 import os
 import threading
@@ -669,8 +670,36 @@ async def test_a_function_that_hangs_blocks_no_other_tool(monkeypatch):
     assert threads and all(thread.daemon for thread in threads)  # the process can end
 
 
-async def test_an_async_function_that_ignores_its_cancellation_is_left_alone(monkeypatch):
+async def test_an_async_function_that_ignores_its_cancellation_is_left_alone_and_named(
+    monkeypatch, caplog
+):
     monkeypatch.setattr("agent_loop.toolbox.functions.CANCEL_S", 0.01)
     async with box(entry("stays", timeout=0.1)) as tools:
         with pytest.raises(ToolTimeout, match="within timeout"):
             await tools.call("stays", text="a")
+    assert f"{ORDERS}:stays ignores its cancellation and goes on" in caplog.text
+
+
+async def test_what_an_async_function_raises_at_its_cancellation_is_heard_by_nobody(
+    tmp_path: Path, caplog
+):
+    file = tmp_path / "torn.py"
+    file.write_text(_TORN_AT_THE_END)
+    async with box(entry(f"{file}:torn", timeout=0.1)) as tools:
+        with pytest.raises(ToolTimeout, match="within timeout"):
+            await tools.call("torn")
+    gc.collect()
+    await asyncio.sleep(0)
+    assert caplog.text == ""
+
+
+_TORN_AT_THE_END = """\
+import asyncio
+
+async def torn() -> str:
+    \"\"\"Wait.\"\"\"
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise OSError("torn")
+"""

@@ -57,7 +57,7 @@ def with_environment(planned: Config, **changed: Any) -> Config:
             "`user` and `examples` of a template have no effect",
         ),
         ({"prompt": {"system": "Play."}}, None),
-        ({"environment": {"use": f"{WORLDS}:None_"}}, "there is no class 'None_'"),
+        ({"environment": {"use": f"{WORLDS}:None_"}}, "the file has no class 'None_', but"),
         ({"environment": {"use": f"{WORLDS}:NoStep"}}, "the class has no step"),
         ({"environment": {"options": {"hihg": 1}}}, "does not take options={'hihg': 1}"),
         ({"environment": {"options": {"mode": "no start"}}}, "reset returned []"),

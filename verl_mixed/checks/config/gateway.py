@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from agent_loop.gateway.program import AgentProgram
@@ -10,7 +9,7 @@ from agent_loop.rewards.custom import is_async
 from config.gateway import GATEWAY_LOOP, GatewayOptions
 from config.lookup import at
 from config.schema import ConfigError, load_section
-from samplers.module_file import module_of
+from samplers.module_file import named_in
 from verl_mixed.checks.config.tools import gateway_agents, tried_agents
 from verl_mixed.run.sections import agent_loops, entry_of, loop_of
 
@@ -75,18 +74,11 @@ def _problem(options: GatewayOptions) -> str | None:
 
 def _function_problem(function: str) -> str | None:
     """What is wrong with a function; its file is imported, as a worker does."""
-    file, _, name = function.rpartition(":")
-    path, failed = Path(file), f"cannot load function={function}"
-    if not path.is_file():
-        return f"{failed}: no file {path.absolute()}; correct the path"
+    name, failed = function.rpartition(":")[2], f"cannot load function={function}"
     try:
-        found = getattr(module_of(path, "agent"), name, None)
-    except ImportError as error:
-        if isinstance(error.__cause__, SyntaxError):
-            return f"{failed}: the file is not Python: {error}; correct it"
-        return f"{failed}: the file raised {error}; correct it"
-    if not callable(found):
-        return f"{failed}: the file has no function {name!r}; correct the name"
+        found = named_in(function, "function")
+    except ValueError as error:
+        return str(error)
     if not is_async(found):
         return (
             f"{failed}: it is not async: it would stop the worker's event loop; write "
