@@ -52,15 +52,12 @@ class EnvironmentAgentLoop(NativeAgentLoop):
             f"environment {own.environment.model_dump_json()}",
             partial(EnvironmentProvider, own.environment, self.client),
         )
-        self._episode = await environment.begin(self.client, row)
+        episode = environment.begin(self.client, row)
+        self._episode = await self._held.enter_async_context(episode)
         try:
             self.specs = {each.name: each for each in specs_of_tools(self._episode.start.tools)}
         except ValueError as error:
             raise ToolUnavailable(f"the environment of source={source}: {error}") from error
-
-    async def end(self) -> None:
-        if self._episode is not None:
-            await self._episode.end()
 
     async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
         episode = self._begun

@@ -6,6 +6,7 @@ agent's own settings: those of the tool server, and those that verl loads from
 """
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,9 @@ class NamedToolsLoop(TurnAgentLoop):
         self._tool_names, self._topk, self._verls = tool_names, topk, tools.tools if tools else []
         self._persistent = persistent_interpreter
         self._tools: TrajectoryTools | None = None
+        self._held = AsyncExitStack()
+        """What the trajectory has until its end."""
+
         self.specs: dict[str, ToolSpec] = {}
         """Name -> tool as the model sees it."""
 
@@ -52,12 +56,10 @@ class NamedToolsLoop(TurnAgentLoop):
         toolbox = self._toolbox(row.source)
         await toolbox.open(self._deadline)
         self.specs = toolbox.specs
-        tools = toolbox.begin(self.client, row)
-        self._tools = await tools.__aenter__()
+        self._tools = await self._held.enter_async_context(toolbox.begin(self.client, row))
 
     async def end(self) -> None:
-        if self._tools is not None:
-            await self._tools.__aexit__(None, None, None)
+        await self._held.aclose()
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
         assert self._tools is not None, "act before begin"

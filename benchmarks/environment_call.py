@@ -126,7 +126,7 @@ async def ours(
         row = Row(source="a", row_id="a", came={"reward_model": {"ground_truth": "null"}})
 
         async def begin() -> Step:
-            return partial((await provider.begin(for_source, row)).step, action)
+            return partial((await provider.begin(for_source, row).__aenter__()).step, action)
 
         try:
             yield begin

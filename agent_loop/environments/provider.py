@@ -12,24 +12,22 @@ away or overloaded, is tried again until that deadline; a call that may have bee
 """
 
 import hashlib
-import logging
 import os
 from typing import Any
+
+from typing_extensions import Self
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.routes import local_route
 from agent_loop.calls.servers import Server
-from agent_loop.deadline import CLOSE_S
 from agent_loop.environments.backends import Backend, HttpBackend, LoopBackend, ProcessBackend
 from agent_loop.environments.episode import InvalidAnswer, Start, Step, start_of, step_of
 from agent_loop.rewards.number import WANTED, reward_number
 from agent_loop.row import Row
-from config.compat import timeout
+from agent_loop.toolbox.spec import freed
 from config.environments import EnvironmentEntry
 from config.tool_entries import without_secrets
-from tool_server.wire.protocol import Fault, ToolCall, ToolResult, ToolUnavailable
-
-logger = logging.getLogger(__name__)
+from tool_server.wire.protocol import ToolCall, ToolResult, ToolUnavailable
 
 _ADVICE = "look into the environment for the reason; if it is only slow, raise its `timeout`"
 
@@ -58,52 +56,16 @@ class EnvironmentProvider:
         )
         self._route = client.limits(route, entry)
 
-    async def begin(self, client: ToolClient, row: Row) -> "Episode":
-        """Begin an episode.
+    def begin(self, client: ToolClient, row: Row) -> "Episode":
+        """The episode of one trajectory; `async with` begins and ends it.
 
         Args:
             row: of the dataset.
-
-        Raises:
-            ToolUnavailable: the environment failed, or gave no valid start in time.
         """
-        await self.backend.ready()  # the start of a program is not in the time of a reset
-        client = client.on(self._route)  # once, because this copies the client
-        # The ground truth is in it, because the environment judges.
-        seen = {**row.visible(), "ground_truth": row.ground_truth}
-        body = (await self.call(client, {"op": "reset", "row": seen})).body
-        session = body.get("session")
-        try:
-            start = start_of(body.get("messages"), body.get("tools"))
-        except InvalidAnswer as error:
-            await self.end(session)
-            raise self.broken(error) from error
-        return Episode(self, client, session, start)
-
-    async def end(self, session: Any) -> None:
-        """End a session. What fails then is logged, because the trajectory is complete."""
-        limit = timeout(CLOSE_S)
-        try:
-            async with limit:
-                await self.backend.end(session)
-        except Fault as error:
-            logger.warning("environment=%s did not close: %s", self.entry.name, error)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            logger.warning("environment=%s did not close in %g s", self.entry.name, CLOSE_S)
+        return Episode(self, client.on(self._route), row)
 
     async def close(self) -> None:
         await self.backend.close()
-
-    async def call(self, client: ToolClient, payload: dict[str, Any]) -> ToolResult:
-        """Make a reset or a step.
-
-        Raises:
-            ToolRejected: the action is invalid.
-            ToolUnavailable: the environment failed, or gave no valid answer in time.
-        """
-        return await client.call(ToolCall(tool=self.entry.name, payload=payload, idempotent=False))
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
         given = call.payload
@@ -121,13 +83,13 @@ class EnvironmentProvider:
 
 
 class Episode:
-    """One session of an environment."""
+    """One session of an environment; an async context manager, which begins and ends it."""
 
-    def __init__(
-        self, provider: EnvironmentProvider, client: ToolClient, session: Any, start: Start
-    ) -> None:
-        self._provider, self._client, self._session = provider, client, session
-        self.start = start
+    start: Start
+
+    def __init__(self, provider: EnvironmentProvider, client: ToolClient, row: Row) -> None:
+        self._provider, self._client, self._row = provider, client, row
+        self._session: Any = None
         self.rewards: list[float] = []
         """Of each step so far."""
 
@@ -137,10 +99,36 @@ class Episode:
         self.info: dict[str, float] = {}
         """Of the last step that had one."""
 
+    async def __aenter__(self) -> Self:
+        """Begin the episode.
+
+        Raises:
+            ToolUnavailable: the environment failed, or gave no valid start in time.
+        """
+        await self._provider.backend.ready()  # the start of a program is not in a reset's time
+        # The ground truth is in it, because the environment judges.
+        seen = {**self._row.visible(), "ground_truth": self._row.ground_truth}
+        body = (await self._asked({"op": "reset", "row": seen})).body
+        self._session = body.get("session")
+        try:
+            self.start = start_of(body.get("messages"), body.get("tools"))
+        except InvalidAnswer as error:
+            await self.__aexit__()
+            raise self._provider.broken(error) from error
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        provider = self._provider
+        await freed(f"environment={provider.entry.name}", provider.backend.end(self._session))
+
     async def step(self, action: Any) -> tuple[Step, ToolResult]:
-        """Take one action: a text, or a tool call. Raises as `EnvironmentProvider.call`."""
-        asked = {"op": "step", "session": self._session, "action": action}
-        result = await self._provider.call(self._client, asked)
+        """Take one action: a text, or a tool call.
+
+        Raises:
+            ToolRejected: the action is invalid.
+            ToolUnavailable: the environment failed, or gave no valid answer in time.
+        """
+        result = await self._asked({"op": "step", "session": self._session, "action": action})
         try:
             step = step_of(result.body["step"])
             self.rewards.append(step.reward)
@@ -153,15 +141,16 @@ class Episode:
         self.is_over, self.info = step.done, step.info or self.info
         return step, result
 
+    async def _asked(self, payload: dict[str, Any]) -> ToolResult:
+        name = self._provider.entry.name
+        return await self._client.call(ToolCall(tool=name, payload=payload, idempotent=False))
+
     @property
     def reward(self) -> float:
         """The sum of the steps' rewards, or the last one; 0 without a step."""
         if self._provider.entry.reward == "last":
             return self.rewards[-1] if self.rewards else 0.0
         return sum(self.rewards)
-
-    async def end(self) -> None:
-        await self._provider.end(self._session)
 
 
 def _backend_of(entry: EnvironmentEntry, client: ToolClient) -> Backend:

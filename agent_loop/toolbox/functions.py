@@ -300,4 +300,4 @@ class ClassProvider(ToolProvider):
                 ) from error
             yield [local_tool(about.spec, self._route, run, about.place, about.path)]
         finally:
-            await freed(end())
+            await freed(f"tool={about.place}", asyncio.shield(end()))

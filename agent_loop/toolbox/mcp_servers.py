@@ -113,7 +113,7 @@ class McpProvider(ToolProvider):
                 await connection.started()
                 yield [replace(tool, route=tool.route.limited(post=post)) for tool in tools]
             finally:
-                await freed(connection.close())
+                await freed(self._target.name, connection.close())
 
     async def close(self) -> None:
         if self._connection is not None:

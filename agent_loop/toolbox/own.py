@@ -115,4 +115,4 @@ class ToolServerProvider(ToolProvider):
         try:
             yield self.tools_with(runner)
         finally:
-            await freed(runner.close(client))
+            await freed("interpreter", runner.close(client))

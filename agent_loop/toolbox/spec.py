@@ -6,10 +6,11 @@ the argument and the rule.
 
 import asyncio
 import json
+import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,11 +20,13 @@ from agent_loop.json_schemas import CheckTooLong, broken_rule, check_schema, val
 from agent_loop.row import Row
 from agent_loop.turns.tags import ActionKind
 from config.compat import timeout
-from tool_server.wire.protocol import ToolUnavailable
+from tool_server.wire.protocol import Fault
 
 if TYPE_CHECKING:
     from agent_loop.calls.client import ToolClient
     from agent_loop.turns.turn_loop import Observation
+
+logger = logging.getLogger(__name__)
 
 MAX_DEPTH = 64
 """Lists and objects of an argument inside each other. A tool may fail at more, as many JSON
@@ -249,11 +252,14 @@ class ToolProvider:
             await self._close()
 
 
-async def freed(work: Coroutine[Any, Any, None]) -> None:
-    """Free some state. After `CLOSE_S` nobody waits any longer, and it goes on by itself."""
-    with suppress(TimeoutError, ToolUnavailable):
+async def freed(what: str, work: Awaitable[object]) -> None:
+    """Free the state of a trajectory. What fails then is logged, because the trajectory is
+    complete; after `CLOSE_S` nobody waits any longer, and the work is cancelled."""
+    try:
         async with timeout(CLOSE_S):
-            await asyncio.shield(work)
+            await work
+    except (Fault, TimeoutError) as error:
+        logger.warning("%s did not close: %s", what, str(error) or f"not within {CLOSE_S:g} s")
 
 
 def chosen(only: Sequence[str] | None, tools: Sequence[Any]) -> list[Any]:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 from agent_loop.calls.child_process import uninterrupted
@@ -118,20 +117,28 @@ class TrajectoryTools:
     ) -> None:
         self._tools, self._client, self._states = dict(tools), client, states
         self._specs = {name: tool.spec for name, tool in tools.items()}
-        self._entered = AsyncExitStack()
+        self._entered: list[ToolState] = []
 
     async def __aenter__(self) -> "TrajectoryTools":
         try:
             for state in self._states:
-                for tool in await self._entered.enter_async_context(state):
-                    self._tools[tool.spec.name] = tool
+                tools = await state.__aenter__()
+                self._entered.append(state)
+                self._tools.update({tool.spec.name: tool for tool in tools})
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await uninterrupted(self._entered.aclose())
+        await uninterrupted(self._freed())
+
+    async def _freed(self) -> None:
+        # all at once, because one that hangs would hold the others
+        ends = [state.__aexit__(None, None, None) for state in self._entered]
+        for error in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """Call a tool. An unknown tool and arguments that break its schema are the model's

@@ -108,7 +108,7 @@ async def test_an_episode_of_openenv_is_that_of_its_own_client(openenv: Path):
         with pytest.raises(ToolRejected, match="does not take the action"):
             await episode.step("ten")
         said += [(await episode.step(str(action)))[0].observation for action in actions[1:]]
-        await episode.end()
+        await episode.__aexit__()
 
         from agent_loop.environments.openenv_client import client_class
 
@@ -131,7 +131,7 @@ async def test_arguments_of_openenv_s_reset_and_the_whole_observation(openenv: P
         with pytest.raises(ToolRejected, match="no JSON object"):
             await episode.step("[3]")
         step, _ = await episode.step('{"number": 51}')
-        await episode.end()
+        await episode.__aexit__()
     assert '"left": 1' in episode.start.messages[0]["content"]
     assert '"text": "lower"' in step.observation and step.done
 
@@ -147,7 +147,7 @@ async def test_tools_of_an_openenv_environment_are_called(openenv: Path):
         step, _ = await episode.step({"name": "write", "arguments": {"text": "a"}})
         with pytest.raises(ToolRejected, match="call one of the tools"):
             await episode.step("hello")
-        await episode.end()
+        await episode.__aexit__()
     assert "1 notes" in step.observation
 
 
@@ -158,7 +158,7 @@ async def test_faults_of_an_openenv_server_are_typed_and_leave_no_session(openen
             episode = await hub.begin(0)
             with pytest.raises(ToolUnavailable, match="the game is broken"):
                 await episode.step("13")
-            await episode.end()
+            await episode.__aexit__()
             episode = await hub.begin(0)  # the server has one session: that before has ended
             with pytest.raises(ToolUnavailable, match="CAPACITY_REACHED"):
                 await hub.begin(1)
@@ -170,7 +170,7 @@ async def test_faults_of_an_openenv_server_are_typed_and_leave_no_session(openen
             for _ in range(2):  # it does not connect to a server that started again
                 with pytest.raises(ToolUnavailable):
                     await episode.step("1")
-            await episode.end()
+            await episode.__aexit__()
 
 
 def call(name: str, arguments: str) -> str:
@@ -259,7 +259,7 @@ async def test_an_environment_of_gymnasium(games: Path):
         for action in actions:
             if not episode.is_over:
                 await episode.step(f"I go {action}.")
-        await episode.end()
+        await episode.__aexit__()
     taken = actions[: len(episode.rewards)]
     assert episode.rewards == bare(games, "frozen_lake", seed, taken) == [0.0] * 5 + [1.0]
     assert episode.is_over
@@ -273,7 +273,7 @@ async def test_a_game_of_textarena(games: Path):
         for action in actions:
             if not episode.is_over:
                 await episode.step(action)
-        await episode.end()
+        await episode.__aexit__()
     async with opened(use="textarena", python=str(games), options={"game": "TicTacToe-v0"}) as hub:
         with pytest.raises(ToolUnavailable, match="several players"):
             await hub.begin(seed)

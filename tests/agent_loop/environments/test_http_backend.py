@@ -95,7 +95,7 @@ async def test_a_step_that_may_have_been_executed_is_not_repeated(
         ToolClient("http://127.0.0.1:1", limiter=None, timeout_s=30) as client,
     ):
         entry = EnvironmentEntry(use=server.url, token="GAME_TOKEN")
-        episode = await EnvironmentProvider(entry, client).begin(client, ROW)
+        episode = await EnvironmentProvider(entry, client).begin(client, ROW).__aenter__()
         with pytest.raises(ToolUnavailable) as caught:
             await episode.step("left")
     assert [path for path, _ in server.seen] == ["/reset", "/step"]

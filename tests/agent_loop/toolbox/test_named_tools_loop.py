@@ -1,7 +1,7 @@
 """Which tools the agents that call by name have: those of the source, else those of the agent."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +43,7 @@ async def trajectory(
         mixed=MixedConfig.model_validate(mixed), tools=ToolConfig(server_url=url)
     )
     loop._tool_names, loop._topk, loop._verls = names, 3, list(verls)
-    loop._persistent, loop._tools, loop._deadline = persistent, None, None
+    loop._persistent, loop._held, loop._deadline = persistent, AsyncExitStack(), None
     async with ToolClient(url, limiter=None, timeout_s=60.0) as client:
         loop.client = client.for_source("shop")
         try:

@@ -21,7 +21,7 @@ from agent_loop.deadline import CLOSE_S
 from agent_loop.row import Row
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
-from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.toolbox.spec import ToolSpec, freed
 from agent_loop.toolbox.toolbox import TrajectoryTools
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
@@ -363,6 +363,29 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
     may_end.set()
     await asyncio.wait([task])
     assert task.cancelled() and sorted(ended) == ["a", "b", "c"]
+
+
+async def test_all_state_is_freed_at_once_and_what_is_not_is_named(monkeypatch, caplog):
+    begun = [asyncio.Event(), asyncio.Event()]
+
+    @asynccontextmanager
+    async def state(own: int) -> AsyncIterator[list[Any]]:
+        yield []
+        begun[own].set()
+        await freed(f"state {own}", begun[1 - own].wait())  # the end of the other has begun too
+
+    async def away() -> None:
+        raise ToolUnavailable("no connection")
+
+    client = ToolClient("http://x", limiter=None)
+    async with TrajectoryTools({}, client, [state(0), state(1)]):
+        monkeypatch.setattr("agent_loop.toolbox.spec.CLOSE_S", 1.0)
+    assert caplog.text == ""
+    monkeypatch.setattr("agent_loop.toolbox.spec.CLOSE_S", 0.01)
+    await freed("tool=a", asyncio.Event().wait())
+    await freed("tool=b", away())
+    assert "tool=a did not close: not within 0.01 s" in caplog.text
+    assert "tool=b did not close: no connection" in caplog.text
 
 
 async def test_a_tool_with_a_short_timeout_still_waits_for_its_rate_and_is_tried_again(

@@ -40,7 +40,7 @@ class Opened:
         self.provider, self._client = provider, client
 
     async def begin(self, seed: int) -> Episode:
-        return await self.provider.begin(self._client, row(seed))
+        return await self.provider.begin(self._client, row(seed)).__aenter__()
 
 
 @asynccontextmanager

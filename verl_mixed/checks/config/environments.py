@@ -110,9 +110,8 @@ async def _try_episode(entry: EnvironmentEntry, row: Row, tools: ToolConfig) -> 
 
     async with client_of(tools) as client:
         provider = client.resource("environment", lambda: EnvironmentProvider(entry, client))
-        episode = await provider.begin(client.for_source(row.source), row)
-        await episode.end()
-        return episode.start
+        async with provider.begin(client.for_source(row.source), row) as episode:
+            return episode.start
 
 
 def _first_row(config: Mapping[str, Any], name: str) -> Row | None:
