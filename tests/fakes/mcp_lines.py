@@ -32,6 +32,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "resources": {},
     "blob": {},
     "odd": {},
+    "wild": {},
 }
 SCHEMA = {"type": "object", "properties": {"x": {}}}
 seen: list[str] = []
@@ -115,6 +116,8 @@ def call(request_id: Any, name: str, x: Any) -> None:
             result = {"content": [{"type": "resource", "resource": inside}]}
         case "odd":
             result = {"content": 5}
+        case "wild":
+            send({"jsonrpc": "2.0", "id": request_id, "result": "done"})
     if name in ("refuse", "break"):
         code = -32602 if name == "refuse" else -32603
         error = {"code": code, "message": f"not with x={x}"}

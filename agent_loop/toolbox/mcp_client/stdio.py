@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from asyncio.streams import FlowControlMixin
 from functools import partial
 
@@ -23,6 +24,8 @@ from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
 from agent_loop.toolbox.mcp_client.results import (
+    BAD_ANSWER,
+    BAD_ANSWER_TEXT,
     MAX_MESSAGE_BYTES,
     TOO_LARGE,
     TOO_LARGE_TEXT,
@@ -41,6 +44,10 @@ SHOWN_STDERR = 600
 EXIT_S, TERM_S, KILL_S = 2.0, 1.0, 5.0
 """Longest waits for the end of the process: after its stdin was closed, after SIGTERM, and after
 its guard was told to kill everything."""
+
+DEAF_S = 10.0
+"""A call that was given up after it had waited so long for the server to read ends the server,
+and the next call starts another."""
 
 LAST_WORDS_S = 0.5
 """Longest wait for the exit code of a process that closed its stdout."""
@@ -110,8 +117,7 @@ class ServerProcess(ObjectStream[SessionMessage]):
             for stdin in self._pipes[:1]:
                 stdin.close()
             if not await _ends(process, EXIT_S):
-                if process.returncode is None:  # else the id may be that of another group
-                    os.killpg(process.pid, signal.SIGTERM)  # the guard does not heed it
+                os.killpg(process.pid, signal.SIGTERM)  # the guard does not heed it
                 await _ends(process, TERM_S)
         finally:
             self._end_all()
@@ -142,12 +148,17 @@ class ServerProcess(ObjectStream[SessionMessage]):
 
     async def send(self, item: SessionMessage) -> None:
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+        began = time.monotonic()
         try:
             if not isinstance(item.message, JSONRPCNotification):  # else a call ends after its time
                 await self._stdin.drain()
         except OSError as error:
             self._closed.set()
             raise BrokenResourceError from error
+        except asyncio.CancelledError:
+            if time.monotonic() - began > DEAF_S:
+                self._closed.set()  # it would read no later call either
+            raise
         if self._closed.is_set():
             raise BrokenResourceError
         self._unsent.append(line.encode() + b"\n")
@@ -162,13 +173,17 @@ class ServerProcess(ObjectStream[SessionMessage]):
 
     async def receive(self) -> SessionMessage:
         """The next response or request of the server. Its notifications are dropped, because
-        nothing here reads them, and what is no message is noted."""
+        nothing here reads them, and what is no message is noted. The call that such a line answers,
+        if it can be seen, gets an error."""
         while (line := await self._line()) is not None:
             try:
                 message = read_json(_message, line)
             except (ValueError, RecursionError):
                 self._printed = self._printed or line.strip()[:_END_BYTES]
-                continue
+                request_id = id_of(line[:_END_BYTES], line[-_END_BYTES:])
+                if request_id is None or b'"jsonrpc"' not in line:
+                    continue
+                message = _message_of(error_answer(request_id, BAD_ANSWER, BAD_ANSWER_TEXT))
             if not isinstance(message, JSONRPCNotification):
                 return SessionMessage(message)
         self._has_ended = not self._closed.is_set()

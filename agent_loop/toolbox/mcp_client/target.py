@@ -70,24 +70,21 @@ def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> Serv
             f"mcp={without_secrets(text)!r}: the environment has no {', '.join(missing)}, which "
             f"`{field_name}` names; export it before the run starts"
         )
-    if is_url(text):
-        return ServerTarget(
-            name=f"mcp server {without_secrets(text)}",
-            limits_name=own_name(entry.target),
-            url=text,
-            token=environ[entry.token] if entry.token else "",
-            token_variable=entry.token or "",
-        )
+    is_http = is_url(text)
     try:
-        command = tuple(shlex.split(text))
+        command = () if is_http else tuple(shlex.split(text))
     except ValueError as error:
         raise ValueError(f"mcp={text!r} is no command: {error}; correct its quotes") from error
-    if not command:
+    if not is_http and not command:
         raise ValueError("mcp='' is no command: write a program and its arguments, or a URL")
+    shown = without_secrets(text) if is_http else f"`{text[:SHOWN_COMMAND]}`"
     return ServerTarget(
-        name=f"mcp server `{text[:SHOWN_COMMAND]}`",
+        name=f"mcp server {shown}",
         limits_name=own_name(entry.target),
         command=command,
         env={name: environ[name] for name in entry.env},
         cwd=entry.cwd,
+        url=text if is_http else "",
+        token=environ[entry.token] if entry.token else "",
+        token_variable=entry.token or "",
     )

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agent_loop.calls.client import ToolClient
@@ -20,6 +21,7 @@ from agent_loop.toolbox.mcp_client import stdio
 from agent_loop.toolbox.mcp_client.stdio import ServerProcess, id_of
 from agent_loop.toolbox.mcp_client.target import ServerTarget
 from agent_loop.toolbox.mcp_servers import McpProvider
+from config.compat import timeout
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tests.agent_loop.toolbox.mcp_rig import (
@@ -72,7 +74,7 @@ async def test_a_server_of_the_sdk_lists_its_tools_and_answers_many_calls_at_onc
 
 async def test_all_pages_are_listed_and_only_chooses(tmp_path):
     async with opened(tmp_path) as rig:
-        assert len(rig.tools) == 20
+        assert len(rig.tools) == 21
     async with opened(tmp_path, only=["pid", "echo"]) as rig:
         assert list(rig.tools) == ["pid", "echo"]
     with pytest.raises(ValueError, match=r"only=\['ehco'\]: no such tools; there are ask, big"):
@@ -175,6 +177,8 @@ async def test_resources_and_errors_have_their_meaning(tmp_path):
             await rig.ask("break", x=8)
         with pytest.raises(ToolUnavailable, match="gave an invalid result"):
             await rig.ask("odd")
+        with pytest.raises(ToolUnavailable, match="the answer is no JSON-RPC response"):
+            await rig.ask("wild")
         assert await rig.text("echo", x="goes on") == "goes on"
 
 
@@ -244,6 +248,23 @@ async def test_a_call_to_a_server_that_does_not_read_ends_at_its_deadline(tmp_pa
         for tool, x in (("stuck", ""), ("count", "x" * (3 << 20))):
             with pytest.raises(ToolTimeout):
                 await rig.ask(tool, x=x)
+
+
+async def test_a_server_that_reads_nothing_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(stdio, "DEAF_S", 0.2)
+    monkeypatch.setattr(stdio, "EXIT_S", 0.1)
+    async with opened(tmp_path, timeout=0.5) as rig:
+        for tool, x in (("stuck", ""), ("count", "x" * (3 << 20)), ("count", "")):
+            with pytest.raises(ToolTimeout):
+                await rig.ask(tool, x=x)
+        await until(lambda: rig.provider._connection._task.done())  # type: ignore[union-attr]
+        async with timeout(60):
+            while True:
+                try:  # the start of a server may take longer than a call
+                    assert await rig.text("count", x="") == "1"
+                    return
+                except ToolTimeout:
+                    continue
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -423,6 +444,20 @@ async def started(*command: str) -> ServerProcess:
     )
     await server.start()
     return server
+
+
+async def test_a_server_that_ignores_sigterm_ends_with_its_children(monkeypatch):
+    monkeypatch.setattr(stdio, "EXIT_S", 0.1)
+    monkeypatch.setattr(stdio, "TERM_S", 0.1)
+    script = "trap '' TERM; setsid sleep 600 & sleep 600 & echo thinking >&2; wait"
+    server = await started("bash", "-c", script)
+    await until(lambda: "thinking" in server.state())
+    assert server._process is not None
+    guard = psutil.Process(server._process.pid)
+    await until(lambda: len(guard.children(recursive=True)) == 3)
+    below = guard.children(recursive=True)
+    await server.stop()
+    assert not any(runs(process.pid) for process in [guard, *below])
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
