@@ -78,6 +78,8 @@ class SessionProcess:
                 said = json.loads(await self.reader.readexactly(size))
         except (OSError, asyncio.IncompleteReadError) as error:
             raise ConnectionError("its process was killed") from error
+        except ValueError:  # the words of its guard follow the first half of an answer
+            said = {"error": "its process ended during an answer"}
         finally:
             if "error" in said:
                 self.end()
@@ -95,6 +97,9 @@ class SessionProcess:
     def end(self) -> None:
         """Kill the process and all that it has started, soon."""
         self.among.discard(self)
+        with contextlib.suppress(OSError):  # it is closed
+            # else a fork of this process, which holds the socket too, would keep the session
+            self.writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self.writer.transport.abort()
 
 
@@ -149,8 +154,6 @@ class SessionProcesses:
                 socket.send_fds(self._control, [b"+"], [theirs.fileno()])
             except OSError as error:
                 process.end()
-                if not isinstance(error, BlockingIOError):
-                    self._end_all()
                 raise ConnectionError(f"no session can begin now: {error}") from error
         return process
 

@@ -1,7 +1,9 @@
 """The program that forks the sessions of a class: the event loop never waits for the kernel."""
 
 import asyncio
+import errno
 import os
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -11,7 +13,8 @@ import psutil
 import pytest
 
 from agent_loop.environments import processes
-from agent_loop.environments.processes import SessionProcesses, StartFailed
+from agent_loop.environments.processes import SessionProcess, SessionProcesses, StartFailed
+from agent_loop.environments.session_process import HEAD, framed
 from tests.agent_loop.environments.conftest import WORLDS
 
 
@@ -121,6 +124,45 @@ async def test_a_session_outlives_neither_its_socket_nor_the_program():
             await session.ask({"op": "step", "action": "x"})
     assert "answer" in await (await own.open()).ask({"op": "reset", "row": {}, "options": {}})
     await own.close()
+
+
+async def test_a_session_ends_also_if_a_fork_of_the_worker_holds_its_socket():
+    own = sessions_of("Parent")
+    session = await own.open()
+    said = await session.ask({"op": "reset", "row": {}, "options": {}})
+    child = psutil.Process(int(said["answer"]["messages"][0]["content"]))
+    held = os.dup(session.writer.get_extra_info("socket").fileno())
+    session.end()
+    session.end()
+    await gone(child)
+    os.close(held)
+    await own.close()
+
+
+async def test_a_session_that_cannot_begin_ends_no_other(monkeypatch):
+    own = sessions_of("Guess")
+    session = await own.open()
+
+    def refused(*arguments: Any) -> int:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", refused)
+        with pytest.raises(ConnectionError, match="no session can begin now"):
+            await own.open()
+    reset = {"op": "reset", "row": {"extras": {}}, "options": {}}
+    assert "answer" in await session.ask(reset) and "answer" in await (await own.open()).ask(reset)
+    await own.close()
+
+
+async def test_an_answer_that_ends_in_the_words_of_the_guard_is_a_fault():
+    ours, theirs = socket.socketpair()
+    session = SessionProcess(*await asyncio.open_connection(sock=ours), set())
+    with theirs:
+        theirs.sendall(HEAD.pack(30) + b'{"answer": {"obser')
+        theirs.sendall(framed({"error": "its process ended by signal 9"}))
+        said = await session.ask({"op": "step", "action": "x"})
+    assert said == {"error": "its process ended during an answer"}
 
 
 async def gone(process: psutil.Process) -> None:
