@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from agent_loop.calls.client import ToolClient
@@ -102,13 +103,15 @@ def _spec_of(target: Any, name: str) -> ToolSpec:
             raise ValueError(
                 "a class needs a method call(...), and may have start(row) and close()"
             )
+        if not isinstance(inspect.getattr_static(target, "call"), staticmethod | classmethod):
+            function = MethodType(function, target)  # without `self`, which is no argument
     parameters = list(inspect.signature(function).parameters.values())
     if variadic := [p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
         raise ValueError(f"{', '.join(variadic)}: a schema names each argument; write them out")
     if positional := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
         raise ValueError(f"{', '.join(positional)}: a model calls by name; remove the /")
     try:
-        found = get_json_schema(_without_self(function, is_method=inspect.isclass(target)))
+        found = get_json_schema(function)
     except Exception as error:  # type hints are code of the user's
         raise ValueError(
             f"{' '.join(str(error).split())}; each argument needs a type hint, and a line below "
@@ -118,20 +121,6 @@ def _spec_of(target: Any, name: str) -> ToolSpec:
     return ToolSpec(
         name=name, description=about["description"], parameters=_valid(about["parameters"])
     )
-
-
-def _without_self(function: Any, *, is_method: bool) -> Any:
-    """A function with the same hints and docstring and without `self`, which is no argument."""
-    if not is_method or isinstance(function, staticmethod):
-        return function
-
-    def bound() -> None: ...
-
-    signature = inspect.signature(function)
-    bound.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
-    bound.__name__, bound.__doc__ = function.__name__, function.__doc__
-    bound.__annotations__ = inspect.get_annotations(function, eval_str=True)
-    return bound
 
 
 def _valid(schema: Any) -> Any:

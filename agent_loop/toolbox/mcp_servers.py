@@ -33,8 +33,6 @@ from tool_server.wire.responses import sendable
 if TYPE_CHECKING:
     import mcp_types as types
 
-HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
-
 
 class McpProvider(ToolProvider):
     """The tools of an MCP server.
@@ -163,8 +161,16 @@ class McpProvider(ToolProvider):
         return await self.ask(self._connected(), call)
 
     def _tool_of(self, tool: "types.Tool", connection: Connection) -> LocalTool:
-        spec = spec_of(tool)
-        may_repeat = spec.hints.get("readOnlyHint") or spec.hints.get("idempotentHint")
+        """A tool that the server listed.
+
+        Raises:
+            ValueError: its name or its schema is not one that a model can use.
+        """
+        spec = ToolSpec(
+            name=tool.name, description=tool.description or "", parameters=tool.input_schema
+        )
+        said = tool.annotations
+        may_repeat = said is not None and (said.read_only_hint or said.idempotent_hint)
         about = [self._target.digest, connection.version, spec.schema]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
         return LocalTool(
@@ -172,19 +178,3 @@ class McpProvider(ToolProvider):
             route=replace(self._route, key=f"mcp:{digest}"),
             idempotent=bool(may_repeat or self.entry.retry or self.entry.cache),
         )
-
-
-def spec_of(tool: "types.Tool") -> ToolSpec:
-    """The tool as the model sees it.
-
-    Raises:
-        ValueError: its name or its schema is not one that a model can use.
-    """
-    said = tool.annotations
-    hints = {} if said is None else said.model_dump(by_alias=True, exclude_none=True)
-    return ToolSpec(
-        name=tool.name,
-        description=tool.description or "",
-        parameters=tool.input_schema,
-        hints={name: hints[name] for name in HINTS if name in hints},
-    )

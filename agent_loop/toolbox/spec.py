@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,9 +65,6 @@ class ToolSpec:
     description: str
     parameters: dict[str, Any]
     """JSON schema of the arguments, which are an object."""
-
-    hints: Mapping[str, bool] = field(default_factory=dict)
-    """What an MCP server says of the tool: readOnlyHint, idempotentHint, destructiveHint."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _TAKEN:

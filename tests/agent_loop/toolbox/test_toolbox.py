@@ -114,6 +114,18 @@ def test_the_schema_is_that_of_hints_and_docstring():
     assert definition_of(str(ORDERS), "Cart").spec.name == "cart"
 
 
+@pytest.mark.parametrize(("kind", "first"), [("staticmethod", ""), ("classmethod", "cls, ")])
+def test_all_arguments_of_a_call_without_an_instance_are_in_the_schema(
+    kind: str, first: str, tmp_path: Path
+):
+    (tmp_path / "a.py").write_text(
+        f"class A:\n    @{kind}\n    def call({first}x: int, y: int):\n"
+        '        """Add.\n\n        Args:\n            x: one\n            y: two\n        """\n'
+    )
+    spec = definition_of(f"{tmp_path}/a.py", "A").spec
+    assert spec.parameters["required"] == ["x", "y"]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
