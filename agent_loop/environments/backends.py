@@ -18,11 +18,11 @@ from agent_loop.environments.episode import InvalidAction
 from agent_loop.environments.instances import class_of, made
 from agent_loop.environments.processes import (
     MAX_ANSWER_BYTES,
-    MAX_SHOWN,
     SessionProcess,
     SessionProcesses,
     StartFailed,
 )
+from agent_loop.environments.session_process import MAX_SHOWN
 from agent_loop.toolbox.functions import run_in_loop
 from config.environment import RUN_MARK
 from config.environments import ADAPTERS, EnvironmentEntry

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from agent_loop.calls.child_process import uninterrupted
 from agent_loop.environments.episode import MAX_OBSERVATION_BYTES
-from agent_loop.environments.session_process import HEAD, framed
+from agent_loop.environments.session_process import HEAD, MAX_SHOWN, framed
 from tool_server.isolation.guard import guarded
 
 START_S = 60.0
@@ -34,9 +34,6 @@ CLOSE_S = 5.0
 
 MAX_ANSWER_BYTES = 8 * MAX_OBSERVATION_BYTES
 """Bytes of an answer; JSON writes a character in six bytes at most."""
-
-MAX_SHOWN = 1500
-"""Characters of an environment's error in a message."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 

@@ -26,8 +26,8 @@ from tool_server.isolation.guard import guard
 
 HEAD = struct.Struct(">I")
 
-MAX_TRACE = 1500
-"""Characters of a traceback in a message, its end."""
+MAX_SHOWN = 1500
+"""Characters of an environment's error in a message; of a traceback, the last ones."""
 
 
 def main() -> None:
@@ -111,7 +111,7 @@ class _Instance:
         except InvalidAnswer as error:
             return {"error": str(error)}
         except (Exception, SystemExit) as error:
-            trace = traceback.format_exc()[-MAX_TRACE:]
+            trace = traceback.format_exc()[-MAX_SHOWN:]
             return {"error": f"{request['op']} raised {type(error).__name__}: {error}\n{trace}"}
 
     def _reset(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -22,11 +22,7 @@ PROCESSES = 2
 
 
 def toolbox_of(
-    entries: Sequence[ToolEntry],
-    client: ToolClient,
-    *,
-    topk: int,
-    persistent: bool = False,
+    entries: Sequence[ToolEntry], client: ToolClient, *, topk: int, persistent: bool = False
 ) -> Toolbox:
     """The toolbox of these entries, for the event loop of the client. Sources that name an equal
     entry share what answers, for example the process of an MCP server.
@@ -38,26 +34,15 @@ def toolbox_of(
     Raises:
         ValueError: an entry is wrong.
     """
-    make = partial(provider_of, client=client, topk=topk, persistent=persistent)
     about = f"topk={topk} persistent={persistent}"
-    return Toolbox(
-        [
-            (
-                entry.target,
-                client.resource(f"{entry.model_dump_json()} {about}", partial(make, entry)),
-            )
-            for entry in entries
-        ]
-    )
+    shared: list[tuple[str, ToolProvider]] = []
+    for entry in entries:
+        make = partial(provider_of, entry, client, topk, persistent)
+        shared.append((entry.target, client.resource(f"{entry.model_dump_json()} {about}", make)))
+    return Toolbox(shared)
 
 
-def provider_of(
-    entry: ToolEntry,
-    client: ToolClient,
-    *,
-    topk: int,
-    persistent: bool,
-) -> ToolProvider:
+def provider_of(entry: ToolEntry, client: ToolClient, topk: int, persistent: bool) -> ToolProvider:
     """What answers the calls of one entry.
 
     Raises:

@@ -21,7 +21,7 @@ from agent_loop.calls.routes import local_route
 from agent_loop.calls.servers import Server
 from agent_loop.row import Row
 from agent_loop.toolbox.functions import LocalTool
-from agent_loop.toolbox.mcp_client.connection import START_S, Connection
+from agent_loop.toolbox.mcp_client.connection import Connection
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_LOST, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
 from agent_loop.toolbox.spec import ToolProvider, ToolSpec, chosen, freed
@@ -40,15 +40,14 @@ class McpProvider(ToolProvider):
     Args:
         entry: an entry with `mcp`.
         client: tool client of the event loop.
-        start_s: longest start of a server, with its list of tools.
 
     Raises:
         ValueError: the entry is wrong, or an environment variable that it names is missing.
     """
 
-    def __init__(self, entry: ToolEntry, client: ToolClient, start_s: float = START_S) -> None:
+    def __init__(self, entry: ToolEntry, client: ToolClient) -> None:
         super().__init__()
-        self.entry, self._target, self._start_s = entry, target_of(entry), start_s
+        self.entry, self._target = entry, target_of(entry)
         route = local_route(
             self._target.name,
             self._post,
@@ -119,7 +118,7 @@ class McpProvider(ToolProvider):
 
     def connect(self) -> Connection:
         """A new connection, which begins to open."""
-        return Connection(self._target, self._start_s)
+        return Connection(self._target)
 
     async def ask(self, connection: Connection, call: ToolCall) -> ToolResult:
         """One attempt of a call; for errors see `routes.Post`."""

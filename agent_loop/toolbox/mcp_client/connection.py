@@ -42,11 +42,10 @@ class Connection:
 
     Args:
         target: the server.
-        start_s: longest time until its tools are listed.
     """
 
-    def __init__(self, target: ServerTarget, start_s: float = START_S) -> None:
-        self._target, self._start_s = target, start_s
+    def __init__(self, target: ServerTarget) -> None:
+        self._target = target
         self._process: ServerProcess | None = None
         self.session: ClientSession | None = None
         """For calls; None before the connection is open."""
@@ -113,7 +112,7 @@ class Connection:
         from mcp import Client
         from mcp_types import Implementation
 
-        opening = timeout(self._start_s)
+        opening = timeout(START_S)
         info = Implementation(name="verl-mixed", version="1")
         client = Client(self._transport(), cache=None, client_info=info)
         try:
@@ -186,7 +185,7 @@ class Connection:
         status = data.get("status", 0) if code == HTTP_STATUS and isinstance(data, dict) else 0
         if status in (401, 403):
             remedy = remedy_for(status, target.token_variable)
-        problem = f"it did not list its tools within {self._start_s:g} s" if is_late else ""
+        problem = f"it did not list its tools within {START_S:g} s" if is_late else ""
         state = self._process.state() if self._process is not None else ""
         known = "; ".join(filter(None, [problem, state]))
         message = target.hidden(str(error))[:MAX_ERROR] or type(error).__name__

@@ -27,7 +27,7 @@ TOO_LARGE = 7001
 TOO_LARGE_TEXT = f"the answer has more than {MAX_MESSAGE_BYTES >> 20} MiB"
 
 BAD_ANSWER = 7002
-BAD_ANSWER_TEXT = "the answer is no JSON-RPC response"
+"""The answer is no JSON-RPC response."""
 
 NOT_SENT = 7003
 """No connection to the server: it has not executed the call."""

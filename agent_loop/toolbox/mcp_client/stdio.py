@@ -25,7 +25,6 @@ from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
 from agent_loop.toolbox.mcp_client.results import (
     BAD_ANSWER,
-    BAD_ANSWER_TEXT,
     MAX_MESSAGE_BYTES,
     TOO_LARGE,
     TOO_LARGE_TEXT,
@@ -183,7 +182,8 @@ class ServerProcess(ObjectStream[SessionMessage]):
                 request_id = id_of(line[:_END_BYTES], line[-_END_BYTES:])
                 if request_id is None or b'"jsonrpc"' not in line:
                     continue
-                message = _message_of(error_answer(request_id, BAD_ANSWER, BAD_ANSWER_TEXT))
+                words = "the answer is no JSON-RPC response"
+                message = _message_of(error_answer(request_id, BAD_ANSWER, words))
             if not isinstance(message, JSONRPCNotification):
                 return SessionMessage(message)
         self._has_ended = not self._closed.is_set()

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from agent_loop.calls.client import ToolClient
 from agent_loop.calls.own_limits import limited
 from agent_loop.calls.routes import Limiter
+from agent_loop.toolbox.mcp_client import connection
 from agent_loop.toolbox.mcp_servers import McpProvider
 from agent_loop.toolbox.spec import Tool, ToolSpec
 from agent_loop.turns.turn_loop import Observation
@@ -98,12 +100,16 @@ async def opened(
 
 async def listed(entry: ToolEntry, start_s: float) -> list[ToolSpec]:
     """The tools of an entry, whose server is started and ended again."""
-    async with ToolClient("http://unused", limiter=None) as client:
-        provider = McpProvider(entry, client, start_s)
-        try:
-            return [tool.spec for tool in await provider.tools()]
-        finally:
-            await provider.close()
+    with patch.object(connection, "START_S", start_s):
+        async with ToolClient("http://unused", limiter=None) as client:
+            return await _listed(McpProvider(entry, client))
+
+
+async def _listed(provider: McpProvider) -> list[ToolSpec]:
+    try:
+        return [tool.spec for tool in await provider.tools()]
+    finally:
+        await provider.close()
 
 
 def runs(pid: int) -> bool:
