@@ -86,7 +86,7 @@ class ServerProcess(ObjectStream[SessionMessage]):
         Raises:
             OSError, ValueError: it cannot be started.
         """
-        target, loop = self._target, asyncio.get_running_loop()
+        target = self._target
         env = inherited_environment() | dict(target.env)
         program = find_program(target.command[0], cwd=target.cwd, path=env.get("PATH"))
         process, self._end_all = guarded(
@@ -99,6 +99,10 @@ class ServerProcess(ObjectStream[SessionMessage]):
             cwd=target.cwd,
         )
         self._process = process
+        await uninterrupted(self._connect(process))  # else nobody would close the other pipes
+
+    async def _connect(self, process: "subprocess.Popen[bytes]") -> None:
+        loop = asyncio.get_running_loop()
         stdin, protocol = await loop.connect_write_pipe(FlowControlMixin, process.stdin)
         self._pipes.append(stdin)
         self._stdin = asyncio.StreamWriter(stdin, protocol, None, loop)

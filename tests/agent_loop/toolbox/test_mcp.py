@@ -1,6 +1,7 @@
 """MCP servers over stdio, as tools: real processes, some of which break the rules."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -458,6 +459,21 @@ async def test_a_server_that_ignores_sigterm_ends_with_its_children(monkeypatch)
     below = guard.children(recursive=True)
     await server.stop()
     assert not any(runs(process.pid) for process in [guard, *below])
+
+
+async def test_a_server_whose_start_is_cancelled_leaves_no_pipe_open():
+    for passes in range(8):
+        server = ServerProcess(
+            ServerTarget(name="x", limits_name="x", command=("sleep", "600")), asyncio.Event()
+        )
+        starting = asyncio.create_task(server.start())
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting])
+        await server.stop()
+        del server
+        gc.collect()  # a pipe that is open is a warning, which fails the test
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
