@@ -4,7 +4,6 @@ own, or a server over HTTP that the user started.
 Limits, deadlines and the meaning of answers are in `agent_loop.environments.provider`.
 """
 
-import inspect
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ from agent_loop.environments.processes import (
 from agent_loop.environments.session_process import MAX_SHOWN
 from agent_loop.toolbox.functions import run_in_loop
 from config.environment import RUN_MARK
-from config.environments import ADAPTERS, EnvironmentEntry
+from config.environments import EnvironmentEntry
 from config.tool_entries import without_secrets
 from tool_server.wire.http import Peer, post, unreadable
 from tool_server.wire.protocol import Again, Fault, ToolRejected, ToolUnavailable
@@ -61,7 +60,6 @@ class LoopBackend(Backend):
 
     def __init__(self, entry: EnvironmentEntry) -> None:
         self._name, self._options = entry.name, entry.options
-        self._is_ours = entry.use in ADAPTERS
         self._kind = class_of(entry.class_name or "")
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,8 +86,6 @@ class LoopBackend(Backend):
 
     async def _called(self, method: Any, **arguments: Any) -> Any:
         try:
-            if self._is_ours and inspect.iscoroutinefunction(method):
-                return await method(**arguments)  # obeys cancellation, so it needs no task
             return await run_in_loop(method, self._name, arguments)
         except InvalidAction as error:
             raise ToolRejected(str(error), tool=self._name) from error
