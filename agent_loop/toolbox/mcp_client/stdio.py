@@ -187,7 +187,7 @@ class ServerProcess(ObjectStream[SessionMessage]):
                 if request_id is None or b'"jsonrpc"' not in line:
                     continue
                 words = "the answer is no JSON-RPC response"
-                message = _message_of(error_answer(request_id, BAD_ANSWER, words))
+                message = _message(error_answer(request_id, BAD_ANSWER, words))
             if not isinstance(message, JSONRPCNotification):
                 return SessionMessage(message)
         self._has_ended = not self._closed.is_set()
