@@ -240,7 +240,7 @@ class ToolClient:
         """Whether the answer depends only on the call."""
         if self.route.caches is not None:
             return self.route.caches and not call.session
-        return call.idempotent and call.tool in PURE_TOOLS
+        return call.idempotent and call.deterministic and call.tool in PURE_TOOLS
 
     async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
         return await self._requests.post(call, server)

@@ -39,6 +39,9 @@ class ToolCall:
     payload: dict[str, Any]
     """JSON body of the request, in the server's protocol."""
 
+    deterministic: bool = True
+    """Whether an equal call would have the same answer, so that the result may be cached."""
+
     idempotent: bool = True
     """False: the call must not be executed twice. It is sent again only if it was certainly not
     executed (no connection, or an error with `X-Executed: no`), and its result is neither cached
@@ -53,12 +56,14 @@ MAX_RUN_S = 120.0
 """Longest time that a call may give a program on the tool server."""
 
 
-def run_code_call(code: str, stdin: str, run_timeout_s: float | None = None) -> ToolCall:
+def run_code_call(
+    code: str, stdin: str, deterministic: bool = True, run_timeout_s: float | None = None
+) -> ToolCall:
     """A call that runs a Python program; without `run_timeout_s` the server's default holds."""
     payload: dict[str, Any] = {"code": code, "language": "python", "stdin": stdin}
     if run_timeout_s is not None:
         payload["run_timeout"] = run_timeout_s
-    return ToolCall(tool="run_code", payload=payload)
+    return ToolCall(tool="run_code", payload=payload, deterministic=deterministic)
 
 
 def cell_call(code: str, stdin: str, session: str, *, began: bool = False) -> ToolCall:

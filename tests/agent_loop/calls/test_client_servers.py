@@ -245,11 +245,12 @@ async def test_calls_that_may_happen_once_share_no_result():
     assert len(server.seen) == 4
 
 
-async def test_a_programs_result_is_kept():
-    call = run_code_call("print(1)", "")
+@pytest.mark.parametrize("mark", [True, False])
+async def test_a_programs_result_is_kept_unless_it_is_marked_as_not_deterministic(mark):
+    call = run_code_call("print(1)", "", deterministic=mark)
     async with running([RAN]) as server, client(server.url) as tools:
         await tools.call(call)
-        assert (await tools.call(call)).cached
+        assert (await tools.call(call)).cached == mark
 
 
 async def test_a_program_that_was_killed_runs_again():
