@@ -546,7 +546,7 @@ async def keep_tools_at_hand(contenders: Sequence[Contender]) -> None:
         settings = settings_of(contender.worker.config)
         key = (os.getpid(), loop, settings.tools, settings.mixed.run_dir)
         tools = InstantTools("http://127.0.0.1:1", limiter=None)
-        tool_client._shared[key] = tool_client._Shared(tools, tool_client._close_with_loop(key))
+        tool_client._shared[key] = tools
 
 
 def check(contender: Contender, turns: list[list[int]], tokenizer: Any) -> str:

@@ -36,7 +36,6 @@ def refusal(messages: list[Any]) -> str:
         lambda messages, tools: apply_chat_template(StrictTokenizer(), messages),  # type: ignore[arg-type]
         lambda tools: lambda messages, go: json.dumps(messages),
         SimpleNamespace(encode=lambda text: []),  # type: ignore[arg-type]
-        frozenset(),
         (),
         1000,
     )
