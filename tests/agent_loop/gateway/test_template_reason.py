@@ -35,7 +35,7 @@ def refusal(messages: list[Any]) -> str:
     template = ChatTemplate(
         lambda messages, tools: apply_chat_template(StrictTokenizer(), messages),  # type: ignore[arg-type]
         lambda tools: lambda messages, go: json.dumps(messages),
-        SimpleNamespace(encode=lambda text: []),  # type: ignore[arg-type]
+        SimpleNamespace(encode=lambda text: [], end_ids=frozenset()),  # type: ignore[arg-type]
         (),
         1000,
     )
