@@ -1252,7 +1252,7 @@ def test_a_mistake_in_a_source_is_one_line_with_its_path(
 def test_a_reward_s_file_that_exits_is_named(run_environ: RunEnviron, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit(4)")
     (found,) = problems_of(run_environ, "mixed.sources.math.reward=own.py:f")
-    assert "own.py raised SystemExit: 4" in found
+    assert "own.py:f: the file raised SystemExit: 4" in found
 
 
 @pytest.mark.slow
