@@ -311,7 +311,7 @@ class _Attempts:
             for limiter in filter(None, () if has_grant else (route.limiter, client.limiter)):
                 await limiter.acquire_async(timeout_s=for_waiting_s(), source=client.source)
             has_grant = True
-            own = (route.slots or _no_slots)(for_waiting_s())
+            own = (route.slots.hold_async if route.slots else _no_slots)(for_waiting_s())
             async with own, client.slots(for_waiting_s()):
                 asked_at = self._clock()
                 self._limiter_wait_s += asked_at - waited_from

@@ -74,7 +74,7 @@ def limited(
     slots = None
     if limits.slots is not None:
         path = own_state_path(limits.target, tools, mixed).with_suffix(".slots")
-        slots = FileSlots(path, limits.slots).hold_async
+        slots = FileSlots(path, limits.slots)
     return route.limited(**changes, limiter=own_limiter(limits, tools, mixed), slots=slots)
 
 

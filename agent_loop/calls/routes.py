@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agent_loop.calls.servers import Server, Servers
+from rate_limit.slots import FileSlots
 from tool_server.wire.protocol import ToolCall, ToolResult
 
 
@@ -48,7 +49,7 @@ class Route:
     limiter: Limiter | None = None
     """A rate limit of the tool's own; calls pass the run's limit too."""
 
-    slots: Slots | None = None
+    slots: FileSlots | None = None
     """Most calls of the tool at once; calls need a slot of the run too."""
 
     caches: bool | None = None

@@ -63,7 +63,7 @@ class McpProvider(ToolProvider):
         self.servers: FileSlots | None = None
         """Most servers at once, of a source with a server for each trajectory."""
 
-        if entry.per == "trajectory" and isinstance(slots := self._route.slots, FileSlots):
+        if entry.per == "trajectory" and (slots := self._route.slots) is not None:
             self.servers = FileSlots(slots.path.with_suffix(".servers"), slots.slots)
 
     async def tools(self) -> list[LocalTool]:

@@ -130,17 +130,16 @@ async def test_calls_pass_the_limits_of_the_run_and_those_of_the_entry(tmp_path)
     limiter = CountingLimiter()
     async with opened(tmp_path, limiter=limiter, rate="100/s", slots=2) as rig:
         route = rig.tools["echo"].route  # type: ignore[attr-defined]
-        slots = route.slots.__self__  # of its `hold_async`
-        assert isinstance(slots, FileSlots) and slots.slots == 2
+        assert isinstance(route.slots, FileSlots) and route.slots.slots == 2
         hanging = [asyncio.create_task(rig.ask("hang")) for _ in range(4)]
         await until(lambda: limiter.acquired == 4)
         await asyncio.sleep(0.05)
-        assert in_use(slots) == 2
+        assert in_use(route.slots) == 2
         assert route.limiter.snapshot().granted == 4
         for task in hanging:
             task.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
-        assert in_use(slots) == 0
+        assert in_use(route.slots) == 0
 
 
 @pytest.mark.parametrize("cache", [None, True])
