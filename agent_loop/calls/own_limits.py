@@ -14,7 +14,6 @@ from agent_loop.calls.limiter import Limiter, end_earlier, limiter_of, own_folde
 from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import per_minute, without_secrets
 from rate_limit.gcra import Rate
-from rate_limit.slots import FileSlots
 
 if TYPE_CHECKING:
     from agent_loop.calls.routes import Route
@@ -71,6 +70,8 @@ def limited(
     changes = {"timeout_s": limits.timeout, "max_retries": limits.retry, "caches": limits.cache}
     if tools is None or mixed is None:
         return route.limited(**changes)
+    from rate_limit.slots import FileSlots  # late: the trainer needs the limits' names alone
+
     slots = None
     if limits.slots is not None:
         path = own_state_path(limits.target, tools, mixed).with_suffix(".slots")

@@ -8,11 +8,13 @@ own, so that their calls pass the same limiter, slots, deadline, retries and cac
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_loop.calls.servers import Server, Servers
-from rate_limit.slots import FileSlots
 from tool_server.wire.protocol import ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from rate_limit.slots import FileSlots
 
 
 class Limiter(Protocol):
@@ -49,7 +51,7 @@ class Route:
     limiter: Limiter | None = None
     """A rate limit of the tool's own; calls pass the run's limit too."""
 
-    slots: FileSlots | None = None
+    slots: "FileSlots | None" = None
     """Most calls of the tool at once; calls need a slot of the run too."""
 
     caches: bool | None = None
