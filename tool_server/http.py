@@ -131,13 +131,15 @@ class Bodies:
 
         self._held_of: dict[int, int] = {}
 
-    async def read(self, request: web.Request) -> bytearray:
+    async def read(self, request: web.Request) -> bytes | bytearray:
         """The body of a request, which counts until `release`.
 
         Raises:
             web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout: it is too large, or too slow.
             web.HTTPServiceUnavailable: all bodies together are too large.
         """
+        if not request.can_read_body:  # there is none, or a middleware has read it
+            return await request.read()
         body, largest = bytearray(), request.client_max_size
         try:
             async with timeout(self.whole_s):
