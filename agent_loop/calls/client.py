@@ -35,7 +35,7 @@ from agent_loop.calls.limiter import make_limiter, state_path
 from agent_loop.calls.loop_throttle import LoopThrottle
 from agent_loop.calls.own_limits import OwnLimits, limited
 from agent_loop.calls.result_store import ResultStore
-from agent_loop.calls.routes import Limiter, Route, Slots
+from agent_loop.calls.routes import Limiter, Route
 from agent_loop.calls.servers import LONGEST_PAUSE_S, Server, Servers, backoff_s
 from agent_loop.calls.tool_requests import ToolRequests
 from agent_loop.deadline import CLOSE_S, Deadline
@@ -82,6 +82,9 @@ PURE_TOOLS = frozenset({"retrieve", "calculate", "run_code"})
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+Slots = Callable[[float], AbstractAsyncContextManager[object]]
+"""A concurrency limit: given the seconds that a call may wait, a place to be held."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ own, so that their calls pass the same limiter, slots, deadline, retries and cac
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,9 +25,6 @@ class Limiter(Protocol):
 
     async def penalise_async(self, retry_after_s: float = 0.0) -> None: ...
 
-
-Slots = Callable[[float], AbstractAsyncContextManager[object]]
-"""A concurrency limit: given the seconds that a call may wait, a place to be held."""
 
 Post = Callable[[ToolCall, Server], Awaitable[ToolResult]]
 """One attempt of a call. It raises `ToolRejected` for a mistake of the model, and `ToolUnavailable`
