@@ -43,7 +43,7 @@ from socket import socket as Socket
 from typing import Any
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
-from agent_loop.gateway.running import Running
+from agent_loop.calls.guarded_process import GuardedProcess
 from agent_loop.gateway.sandbox import ENVIRONMENT, AgentSandbox, lies_in
 from config.compat import timeout
 from config.gateway import GatewayOptions
@@ -206,13 +206,13 @@ class AgentProgram:
             if self._options.answer_file is not None:
                 answer = _content(fds[0], self._options.answer_file)
             else:
-                answer = running.stdout.strip().rpartition("\n")[2].strip() or None
-            return ProgramEnd(exit_code=running.exit_code, answer=answer, stderr=running.stderr)
+                answer = running.printed("stdout").strip().rpartition("\n")[2].strip() or None
+            return ProgramEnd(exit_code=running.exit_code, answer=answer, stderr=running.printed())
 
     @asynccontextmanager
     async def _running(
         self, command: Sequence[str], env: dict[str, str], row: bytes, port: int
-    ) -> AsyncIterator[tuple[Running, list[int]]]:
+    ) -> AsyncIterator[tuple[GuardedProcess, list[int]]]:
         """The processes of a command that has begun, and a descriptor of the session's folder; in a
         sandbox also of a socket that listens there. At the end nothing of it is left."""
         folder = tempfile.mkdtemp(prefix="mixed-session-") if self._sandbox is None else ""
@@ -227,7 +227,7 @@ class AgentProgram:
                         fds = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
                     elif not (fds := await running.begun(control)):
                         await running.stop()
-                        words = running.stderr.strip().rpartition("\n")[2]
+                        words = running.printed().strip().rpartition("\n")[2]
                         raise SandboxUnavailable(f"no program begins: {words}")
                     for fd in fds:
                         open_fds.callback(os.close, fd)
@@ -247,18 +247,18 @@ class AgentProgram:
         port: int,
         folder: str,
         control: Socket,
-    ) -> Running:
+    ) -> GuardedProcess:
         how: dict[str, Any] = {"stdin": memory_file(open_fds, row), "env": env}
         if self._sandbox is not None:
             command, fds = self._sandbox.command(
                 open_fds, row, port, self._cwd, control.fileno(), command
             )
             env |= ENVIRONMENT
-            return Running(command, open_fds, cwd="/", pass_fds=fds, **how)
+            return GuardedProcess(command, open_fds, cwd="/", pass_fds=fds, **how)
         row_file = Path(folder, "row.json")
         row_file.write_bytes(row)
         env |= {"MIXED_SESSION_DIR": folder, "MIXED_ROW_FILE": str(row_file)}
-        return Running(command, open_fds, cwd=self._cwd or folder, **how)
+        return GuardedProcess(command, open_fds, cwd=self._cwd or folder, **how)
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         if missing := [name for name in self._options.env if name not in os.environ]:

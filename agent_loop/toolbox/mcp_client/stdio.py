@@ -4,17 +4,16 @@ The SDK's own transport keeps a line of any length, copies it with every chunk, 
 a call through it takes twice the CPU. Here a line has a bound: a longer one is skipped, and the
 call that it answers gets an error. Of stderr the last bytes are kept, for messages.
 
-The process has a guard (`isolation.guard`), which kills all that the server has started when the
-server has ended, when it is stopped, and when the worker dies in any way.
+The process has a guard, which kills all that the server has started when the server has ended, when
+it is stopped, and when the worker dies in any way.
 """
 
 import asyncio
-import os
 import re
-import signal
 import subprocess
 import time
 from asyncio.streams import FlowControlMixin
+from contextlib import ExitStack
 from functools import partial
 
 from anyio import BrokenResourceError, EndOfStream
@@ -23,6 +22,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
 from agent_loop.calls.child_process import find_program, inherited_environment, uninterrupted
+from agent_loop.calls.guarded_process import GuardedProcess
 from agent_loop.toolbox.mcp_client.results import (
     BAD_ANSWER,
     MAX_MESSAGE_BYTES,
@@ -31,18 +31,13 @@ from agent_loop.toolbox.mcp_client.results import (
     error_answer,
 )
 from agent_loop.toolbox.mcp_client.target import ServerTarget
-from tool_server.isolation.guard import guarded
 from tool_server.wire.responses import read_json
-
-STDERR_BYTES = 4096
-"""Bytes of stderr that are kept."""
 
 SHOWN_STDERR = 600
 """Characters of stderr in a message."""
 
-EXIT_S, TERM_S, KILL_S = 2.0, 1.0, 5.0
-"""Longest waits for the end of the process: after its stdin was closed, after SIGTERM, and after
-its guard was told to kill everything."""
+EXIT_S = 2.0
+"""Longest wait for the end of the process after its stdin was closed."""
 
 DEAF_S = 10.0
 """A call that was given up after it had waited so long for the server to read ends the server,
@@ -51,7 +46,6 @@ and the next call starts another."""
 LAST_WORDS_S = 0.5
 """Longest wait for the exit code of a process that closed its stdout."""
 
-_POLL_S = 0.01
 _message = partial(jsonrpc_message_adapter.validate_json, by_name=False)
 _END_BYTES = 256
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
@@ -70,13 +64,14 @@ class ServerProcess(ObjectStream[SessionMessage]):
 
     def __init__(self, target: ServerTarget, closed: asyncio.Event) -> None:
         self._target, self._closed = target, closed
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: GuardedProcess | None = None
+        self._open_fds = ExitStack()
         self._stdout = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
         self._pipes: list[asyncio.BaseTransport] = []
-        """Stdin, stdout and stderr."""
+        """Stdin and stdout."""
 
         self._unsent: list[bytes] = []
-        self._stderr, self._printed = bytearray(), b""
+        self._printed = b""
         self._has_ended = False
         """Whether it ended by itself."""
 
@@ -89,17 +84,17 @@ class ServerProcess(ObjectStream[SessionMessage]):
         target = self._target
         env = inherited_environment() | dict(target.env)
         program = find_program(target.command[0], cwd=target.cwd, path=env.get("PATH"))
-        process, self._end_all = guarded(
+        self._process = GuardedProcess(
             [program, *target.command[1:]],
+            self._open_fds,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             bufsize=0,
             env=env,
             cwd=target.cwd,
         )
-        self._process = process
-        await uninterrupted(self._connect(process))  # else nobody would close the other pipes
+        # else nobody would close the other pipe
+        await uninterrupted(self._connect(self._process.process))
 
     async def _connect(self, process: "subprocess.Popen[bytes]") -> None:
         loop = asyncio.get_running_loop()
@@ -108,42 +103,36 @@ class ServerProcess(ObjectStream[SessionMessage]):
         self._stdin = asyncio.StreamWriter(stdin, protocol, None, loop)
         lines = asyncio.StreamReaderProtocol(self._stdout)
         self._pipes += (await loop.connect_read_pipe(lambda: lines, process.stdout))[:1]
-        words = _Tail(self._stderr)
-        self._pipes += (await loop.connect_read_pipe(lambda: words, process.stderr))[:1]
 
     async def stop(self) -> None:
         """End the process and its children, within a few seconds; at once if this is cancelled."""
         self._closed.set()
-        if (process := self._process) is None:
-            return
-        try:
+        with self._open_fds:
             for stdin in self._pipes[:1]:
                 stdin.close()
-            if not await _ends(process, EXIT_S):
-                os.killpg(process.pid, signal.SIGTERM)  # the guard does not heed it
-                await _ends(process, TERM_S)
-        finally:
-            self._end_all()
-            for pipe in self._pipes:
-                pipe.close()
-            await uninterrupted(_ends(process, KILL_S))  # it takes some milliseconds
+            try:
+                if self._process is not None:
+                    await self._process.stop(EXIT_S)
+            finally:
+                for pipe in self._pipes:
+                    pipe.close()
 
     async def why_closed(self) -> str:
         """What ended the process: exit code and last words."""
         if self._has_ended and self._process is not None:
-            await _ends(self._process, LAST_WORDS_S)
-            await asyncio.sleep(_POLL_S)  # for what it wrote last to stderr
+            await self._process.ends_within(LAST_WORDS_S)
         return self.state()
 
     def state(self) -> str:
         """What is known of the process: fault or exit code, and the last lines of stderr."""
         parts: list[str] = []
         if self._has_ended and self._process is not None:
-            code = self._process.poll()
+            code = self._process.process.returncode
             parts.append("it closed its stdout" if code is None else f"it exited with code {code}")
         if self._printed:
             parts.append(f"it printed to stdout: {self._printed.decode(errors='replace')!r}")
-        if words := self._target.hidden(self._stderr.decode(errors="replace").strip()):
+        said = self._process.printed() if self._process is not None else ""
+        if words := self._target.hidden(said.strip()):
             parts.append(f"its stderr ends with: {words[-SHOWN_STDERR:]}")
         return self._target.hidden("; ".join(parts))
 
@@ -225,23 +214,3 @@ def id_of(head: bytes, tail: bytes) -> int | None:
     before the result or after it. None if it cannot be seen."""
     found = _ID.search(head) or _ID.search(tail)
     return int(found[1] or found[2]) if found else None
-
-
-async def _ends(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:
-    """Whether the process ends within this time."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + limit_s
-    while process.poll() is None and loop.time() < until:  # noqa: ASYNC110
-        await asyncio.sleep(_POLL_S)
-    return process.returncode is not None
-
-
-class _Tail(asyncio.Protocol):
-    """Keeps the last bytes of stderr."""
-
-    def __init__(self, kept: bytearray) -> None:
-        self._kept = kept
-
-    def data_received(self, data: bytes) -> None:
-        self._kept += data
-        del self._kept[:-STDERR_BYTES]

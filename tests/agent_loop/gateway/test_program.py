@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent_loop.calls.guarded_process import KEPT
 from agent_loop.gateway.program import AgentProgram, ProgramEnd, Serve
-from agent_loop.gateway.running import STDERR_BYTES, STDOUT_BYTES
 from agent_loop.gateway.server import MAX_CONNECTIONS, Gateway
 from config.gateway import GatewayOptions, with_absolute_paths
 from tests.fakes.daemons import DAEMONS, processes_with
@@ -175,8 +175,8 @@ async def test_output_is_kept_to_a_bound_and_a_row_need_not_be_read(
         """,
     )
     end = await end_of(program, row=b"r" * (8 << 20))
-    assert end.answer is not None and len(end.answer) == STDOUT_BYTES - 1  # without the last "\n"
-    assert end.answer.endswith("xxend") and end.stderr == "y" * STDERR_BYTES
+    assert end.answer is not None and len(end.answer) == KEPT["stdout"] - 1  # without the last "\n"
+    assert end.answer.endswith("xxend") and end.stderr == "y" * KEPT["stderr"]
 
 
 async def test_output_that_an_outsider_holds_open_is_not_waited_for(tmp_path: Path):

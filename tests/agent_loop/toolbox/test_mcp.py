@@ -15,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from agent_loop.calls import guarded_process
 from agent_loop.calls.client import ToolClient
+from agent_loop.calls.guarded_process import KEPT
 from agent_loop.row import Row
 from agent_loop.toolbox import mcp_servers
 from agent_loop.toolbox.mcp_client import stdio
@@ -235,7 +237,7 @@ async def test_what_a_server_prints_does_no_harm_and_its_last_words_are_known(tm
         assert await rig.text("print") == "printed"
         assert await rig.text("complain") == "complained"
         server = rig.provider._connection._process  # type: ignore[union-attr]
-        assert len(server._stderr) <= stdio.STDERR_BYTES  # type: ignore[union-attr]
+        assert len(server._process.printed()) <= KEPT["stderr"]  # type: ignore[union-attr]
         with pytest.raises(ToolUnavailable) as caught:
             await rig.ask("die", x=5)
     message = str(caught.value)
@@ -343,7 +345,9 @@ async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
 
 @asynccontextmanager
 async def begun(rig: Rig) -> AsyncIterator[dict[str, Any]]:
-    async with rig.provider.begin(rig.client, Row(source="shop")) as tools:
+    state = rig.provider.begin(rig.client, Row(source="shop"))
+    assert state is not None
+    async with state as tools:
         yield {tool.spec.name: tool for tool in tools}
 
 
@@ -449,12 +453,12 @@ async def started(*command: str) -> ServerProcess:
 
 async def test_a_server_that_ignores_sigterm_ends_with_its_children(monkeypatch):
     monkeypatch.setattr(stdio, "EXIT_S", 0.1)
-    monkeypatch.setattr(stdio, "TERM_S", 0.1)
+    monkeypatch.setattr(guarded_process, "TERM_S", 0.1)
     script = "trap '' TERM; setsid sleep 600 & sleep 600 & echo thinking >&2; wait"
     server = await started("bash", "-c", script)
     await until(lambda: "thinking" in server.state())
     assert server._process is not None
-    guard = psutil.Process(server._process.pid)
+    guard = psutil.Process(server._process.process.pid)
     await until(lambda: len(guard.children(recursive=True)) == 3)
     below = guard.children(recursive=True)
     await server.stop()
@@ -482,12 +486,13 @@ async def test_the_event_loop_goes_on_until_the_kernel_has_killed_a_server(
 ):
     """The guard is told to kill the server only when the event loop goes on."""
     monkeypatch.setattr(stdio, "EXIT_S", 0.0)
-    monkeypatch.setattr(stdio, "TERM_S", 0.0)
+    monkeypatch.setattr(guarded_process, "TERM_S", 0.0)
     asked, may_end = asyncio.Event(), asyncio.Event()
 
     killing: list[asyncio.Task[None]] = []
     server = await started("sleep", "600")
-    end_all = server._end_all
+    assert server._process is not None
+    end_all = server._process._end
 
     async def end_later() -> None:
         await may_end.wait()
@@ -497,7 +502,7 @@ async def test_the_event_loop_goes_on_until_the_kernel_has_killed_a_server(
         killing.append(asyncio.create_task(end_later()))
         asked.set()
 
-    monkeypatch.setattr(server, "_end_all", told)
+    monkeypatch.setattr(server._process, "_end", told)
     stopping = asyncio.create_task(server.stop())
     await asked.wait()
     if is_cancelled:
@@ -506,7 +511,7 @@ async def test_the_event_loop_goes_on_until_the_kernel_has_killed_a_server(
     may_end.set()
     await asyncio.wait([stopping, *killing])
     assert stopping.cancelled() is is_cancelled
-    assert server._process is not None and server._process.returncode is not None
+    assert server._process.process.returncode is not None
 
 
 def test_the_id_of_a_large_response_is_seen_at_both_ends_and_never_in_a_text():

@@ -89,7 +89,7 @@ async def test_a_server_of_mcp_leaves_nothing(
     then: str, mark: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("agent_loop.toolbox.mcp_client.stdio.EXIT_S", 0.1)
-    monkeypatch.setattr("agent_loop.toolbox.mcp_client.stdio.TERM_S", 0.1)
+    monkeypatch.setattr("agent_loop.calls.guarded_process.TERM_S", 0.1)
     target = ServerTarget(name="x", limits_name="x", command=tuple(leaving(mark, then)))
     server = ServerProcess(target, asyncio.Event())
     await server.start()

@@ -1,7 +1,7 @@
-"""The processes of one session's program: started, waited for and ended without blocking the loop.
+"""A program of a user under a guard: started, waited for and ended without blocking the loop.
 
-A guard (`tool_server.isolation.guard`) is above the program, or above the bwrap of its sandbox. It
-ends everything that the program has started, also if the worker dies, and then itself.
+The guard (`tool_server.isolation.guard`) is above the program, or above the bwrap of its sandbox.
+It ends everything that the program has started, also if this process dies, and then itself.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from agent_loop.calls.child_process import uninterrupted
 from config.compat import timeout
 from tool_server.isolation.guard import guarded
 
-STDOUT_BYTES, STDERR_BYTES = 1 << 16, 4096
+KEPT = {"stdout": 1 << 16, "stderr": 4096}
 """Bytes that are kept of what a program prints: the last ones."""
 
 PIPE_BYTES = 1 << 20
@@ -29,13 +29,13 @@ KILL_S = 5.0
 """Longest wait for the kernel to end processes after SIGKILL; it takes milliseconds."""
 
 
-class Running:
-    """One session's processes. `stop` must be called in the end.
+class GuardedProcess:
+    """A program and what it starts. `stop` must be called in the end.
 
     Args:
         command: absolute path of the program, and its arguments.
         open_fds: closes what they hold of this process.
-        options: of `subprocess.Popen`.
+        options: of `subprocess.Popen`; without `stdout`, its end is kept.
 
     Raises:
         OSError: no process or descriptor is left.
@@ -43,12 +43,15 @@ class Running:
 
     def __init__(self, command: Sequence[str], open_fds: ExitStack, **options: Any) -> None:
         with ExitStack() as ends:
-            self._out = _Tail(STDOUT_BYTES, open_fds, ends)
-            self._err = _Tail(STDERR_BYTES, open_fds, ends)
-            options |= {"stdout": self._out.write_end, "stderr": self._err.write_end}
-            self._process, self._end = guarded(command, **options)
-        self._pidfd = os.pidfd_open(self._process.pid)
+            kept = {name: size for name, size in KEPT.items() if name not in options}
+            self._tails = {name: _Tail(size, open_fds, ends) for name, size in kept.items()}
+            options |= {name: tail.write_end for name, tail in self._tails.items()}
+            self.process, self._end = guarded(command, **options)
+        self._ended, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self.process.pid)
         open_fds.callback(os.close, self._pidfd)
+        self._loop.add_reader(self._pidfd, self._note_end)
+        open_fds.callback(self._loop.remove_reader, self._pidfd)
 
     async def begun(self, control: socket.socket) -> list[int]:
         """The descriptors that a program in a sandbox sends when it begins; none if it cannot."""
@@ -59,50 +62,51 @@ class Running:
 
     async def ended(self) -> None:
         """Wait until the command has ended, and everything that it started."""
-        await _until_readable(self._pidfd)
+        await self._ended.wait()
 
-    async def stop(self) -> None:
-        """End everything. A cancellation ends the time after SIGTERM, and is raised at the end."""
+    async def ends_within(self, limit_s: float) -> bool:
+        with suppress(TimeoutError):
+            async with timeout(limit_s):
+                await self.ended()
+        return self._ended.is_set()
+
+    async def stop(self, exit_s: float = 0.0) -> None:
+        """End everything. A cancellation ends the waits, and is raised at the end.
+
+        Args:
+            exit_s: time in which the program may end by itself, before SIGTERM.
+        """
         try:
-            if self._process.poll() is None:
+            if not await self.ends_within(exit_s):
                 with suppress(ProcessLookupError):  # the guard is in this group and does not heed
-                    os.killpg(self._process.pid, signal.SIGTERM)
-                with suppress(TimeoutError):
-                    async with timeout(TERM_S):
-                        await self.ended()
+                    os.killpg(self.process.pid, signal.SIGTERM)
+                await self.ends_within(TERM_S)
         finally:
             self._end()
-            await uninterrupted(self._gone())
+            if not await uninterrupted(self.ends_within(KILL_S)):
+                raise RuntimeError(
+                    f"processes of pid={self.process.pid} do not end within {KILL_S} s of SIGKILL: "
+                    "the kernel holds them; look for what they wait for in /proc/PID/stack"
+                )
 
-    async def _gone(self) -> None:
-        try:
-            async with timeout(KILL_S):
-                await self.ended()
-        except TimeoutError as error:
-            raise RuntimeError(
-                f"processes of pid={self._process.pid} do not end within {KILL_S} s of SIGKILL: "
-                "the kernel holds them; look for what they wait for in /proc/PID/stack"
-            ) from error
-        finally:
-            self._out.read()
-            self._err.read()
-            self._process.poll()  # its end was seen, so this collects it
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        for tail in self._tails.values():
+            tail.read()
+        self.process.poll()
+        self._ended.set()
 
     @property
     def exit_code(self) -> int:
         """Of the command; negative if a signal ended it. bwrap writes 128 + signal, as shells do,
         so a command that exits with such a code seems to be killed."""
-        code = self._process.returncode
+        code = self.process.returncode
         assert code is not None, "it was waited for"
         return 128 - code if 128 < code <= 128 + signal.NSIG else code
 
-    @property
-    def stdout(self) -> str:
-        return self._out.kept.decode(errors="replace")
-
-    @property
-    def stderr(self) -> str:
-        return self._err.kept.decode(errors="replace")
+    def printed(self, name: str = "stderr") -> str:
+        """The end of what it wrote to stdout or stderr."""
+        return self._tails[name].kept.decode(errors="replace")
 
 
 class _Tail:
