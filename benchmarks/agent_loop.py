@@ -354,8 +354,9 @@ def row(messages: list[dict[str, str]], session: int = 0) -> dict[str, Any]:
 def train_tokenizer() -> Any:
     """Byte-level BPE as Qwen's, over this repository's own text."""
     root = Path(__file__).resolve().parent.parent
-    paths = [path for end in ("py", "md", "sh") for path in sorted(root.glob(f"*/**/*.{end}"))]
-    texts = [path.read_text() for path in paths] + [WORD * 1000]
+    folders = [each for each in sorted(root.iterdir()) if each.name[0] != "."]  # no environment
+    paths = [p for end in ("py", "md", "sh") for each in folders for p in each.rglob(f"*.{end}")]
+    texts = [path.read_text() for path in sorted(paths)] + [WORD * 1000]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
