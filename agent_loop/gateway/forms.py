@@ -5,8 +5,8 @@ place and the rule. A field that no form has is named in `ModelRequest.ignored`.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from typing import Any, ClassVar, TypeVar, get_args
 
 import msgspec
 
@@ -47,7 +47,9 @@ def read(body: Any, kind: type[F]) -> tuple[F, set[str]]:
         form = msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
-    return form, set(_unread(body, form, "", ""))
+    ignored = set[str]()
+    _note_unread(body, form, "", "", ignored)
+    return form, ignored
 
 
 def wrong(place: str, rule: str, code: str = "invalid_value") -> WireError:
@@ -84,27 +86,40 @@ def _refusal(mistake: str) -> WireError:
     return wrong(place[:100], rule[:100])
 
 
-def _unread(value: Any, form: Form, at: str, above: str) -> Iterator[str]:
-    """Names of fields without an effect: nested ones have dots and no indexes.
+def _note_unread(value: Any, form: Form, at: str, above: str, names: set[str]) -> None:
+    """Note the names of fields without an effect: nested ones have dots and no indexes.
 
     Args:
         at: what stands before a field's name in its place.
         above: the same without indexes.
     """
-    names = form.__struct_encode_fields__
-    for name in value.keys() - {*names, form.__struct_config__.tag_field, *form.skipped}:
+    known, with_forms = _fields(type(form))
+    for name in () if value.keys() <= known else value.keys() - known:
         if value[name] in (None, form.neutral.get(name)):
             continue
         if (rule := form.refused.get(name)) is not None:
             raise unsupported(f"{at}{name}", rule)
         is_plain = name.isprintable() and len(name) <= 40
-        yield f"{above}{name if is_plain else shown(name)}"
-    for name, own in zip(names, form.__struct_fields__, strict=True):
+        names.add(f"{above}{name if is_plain else shown(name)}")
+    for name, own in with_forms:
         inner = getattr(form, own)
         if isinstance(inner, Form):
-            yield from _unread(value[name], inner, f"{at}{name}.", f"{above}{name}.")
+            _note_unread(value[name], inner, f"{at}{name}.", f"{above}{name}.", names)
         elif isinstance(inner, list):
             for number, each in enumerate(inner):
                 if isinstance(each, Form):
                     place = f"{at}{name}[{number}]."
-                    yield from _unread(value[name][number], each, place, f"{above}{name}.")
+                    _note_unread(value[name][number], each, place, f"{above}{name}.", names)
+
+
+@cache
+def _fields(kind: type[Form]) -> tuple[frozenset[str | None], list[tuple[str, str]]]:
+    """Names that a form knows; and name and attribute of its fields that may hold forms."""
+    known = {*kind.__struct_encode_fields__, kind.__struct_config__.tag_field, *kind.skipped}
+    fields = msgspec.structs.fields(kind)
+    return frozenset(known), [(f.encode_name, f.name) for f in fields if _may_hold_form(f.type)]
+
+
+def _may_hold_form(kind: Any) -> bool:
+    is_form = isinstance(kind, type) and issubclass(kind, Form)
+    return is_form or any(map(_may_hold_form, get_args(kind)))

@@ -317,7 +317,8 @@ async def _paced(served: _Sender) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     served.waiting += 1
     try:
-        await asyncio.sleep(served.pace.wait_s(loop.time()))
+        if wait_s := served.pace.wait_s(loop.time()):  # a pass of the event loop costs as well
+            await asyncio.sleep(wait_s)
         await served.turn.acquire()
     finally:
         served.waiting -= 1

@@ -24,7 +24,7 @@ from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import Connection
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_LOST, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
-from agent_loop.toolbox.spec import ToolProvider, ToolSpec, chosen, freed
+from agent_loop.toolbox.spec import ToolProvider, ToolSpec, ToolState, chosen, freed
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tool_server.wire.protocol import Again, ToolCall, ToolResult, ToolUnavailable
@@ -83,12 +83,12 @@ class McpProvider(ToolProvider):
             ]
         return self._listed
 
+    def begin(self, client: ToolClient, row: Row) -> ToolState | None:
+        return self._of_trajectory() if self.entry.per == "trajectory" else None
+
     @asynccontextmanager
-    async def begin(self, client: ToolClient, row: Row) -> AsyncIterator[list[LocalTool]]:
+    async def _of_trajectory(self) -> AsyncIterator[list[LocalTool]]:
         tools = await self.tools()
-        if self.entry.per != "trajectory":
-            yield tools
-            return
 
         async def post(call: ToolCall, server: Server) -> ToolResult:
             if connection.is_over:

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from agent_loop.row import Row
 from agent_loop.tool_actions import calculate, run_code, search
-from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, freed
+from agent_loop.toolbox.spec import Tool, ToolProvider, ToolSpec, ToolState, freed
 from agent_loop.turns.turn_loop import Observation
 from tool_server.wire.protocol import Fault, end_session_call
 
@@ -109,9 +109,12 @@ class ToolServerProvider(ToolProvider):
         }
         return [_ServerTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
 
+    def begin(self, client: "ToolClient", row: Row) -> ToolState | None:
+        return self._interpreter(client) if self._keeps_state else None
+
     @asynccontextmanager
-    async def begin(self, client: "ToolClient", row: Row) -> AsyncIterator[Sequence[Tool]]:
-        runner = CodeRunner(persistent=self._keeps_state)
+    async def _interpreter(self, client: "ToolClient") -> AsyncIterator[Sequence[Tool]]:
+        runner = CodeRunner(persistent=True)
         try:
             yield self.tools_with(runner)
         finally:

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -235,14 +235,14 @@ class ToolProvider:
         """
         return self._tools
 
-    def begin(self, client: "ToolClient", row: Row) -> ToolState:
-        """The state of one trajectory.
+    def begin(self, client: "ToolClient", row: Row) -> ToolState | None:
+        """The state of one trajectory; None if the tools have none.
 
         Args:
             client: of the trajectory's source.
             row: the fields of the dataset's row.
         """
-        return nullcontext(())
+        return None
 
     async def close(self) -> None:
         if self._close is not None:

@@ -106,7 +106,7 @@ class Toolbox:
         # In one order: if two trajectories waited for each other's server, neither would begin.
         in_order = sorted(self._providers, key=lambda named: named[0])
         states = [provider.begin(client, row) for _, provider in in_order]
-        return TrajectoryTools(self._tools, client, states)
+        return TrajectoryTools(self._tools, client, list(filter(None, states)))
 
 
 class TrajectoryTools:
@@ -131,7 +131,8 @@ class TrajectoryTools:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await uninterrupted(self._freed())
+        if self._entered:
+            await uninterrupted(self._freed())
 
     async def _freed(self) -> None:
         # all at once, because one that hangs would hold the others

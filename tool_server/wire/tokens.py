@@ -11,6 +11,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -91,6 +92,7 @@ def _refuse_shared_folder(path: Path) -> None:
         raise ValueError(f"{path}: others can change this folder; it must be yours, with go-w")
 
 
+@lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether an address can only be reached from this machine."""
     try:
