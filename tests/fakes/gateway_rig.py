@@ -2,13 +2,12 @@
 
 All parts are the real ones: the agent loop and its worker, the gateway over HTTP, the CPU decoder
 with the demo's model, and a tool server with the demo's corpus. There is no Ray and no trainer:
-a session's rows are given to the test. A program is started as it is, outside of a sandbox.
+a session's rows are given to the test. A program runs on the host.
 """
 
-import asyncio
-import os
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from agent_loop import gateway_agent_loop
+from agent_loop.gateway.program import AgentProgram, ProgramEnd
 from agent_loop.gateway_agent_loop import GatewayAgentLoop
 from agent_loop.loop_settings import settings_of
 from agent_loop.records.mask_audit import MaskReport, audit_masks
@@ -40,60 +40,6 @@ TOPK = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A program that ended."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def answer(self) -> str | None:
-        """The last line that it printed."""
-        lines = [line.strip() for line in self.stdout.splitlines() if line.strip()]
-        return lines[-1] if lines else None
-
-
-class HostProgram:
-    """Starts a command for each session, outside of a sandbox."""
-
-    ended: Ended | None = None
-
-    def __init__(self, command: Sequence[str | Path], folder: Path) -> None:
-        self._command, self._folder = [str(word) for word in command], folder
-
-    async def run(self, variables: Mapping[str, str], row: bytes, **_: Any) -> Ended:
-        row_file = self._folder / "row.json"
-        row_file.write_bytes(row)
-        home = {"HOME": str(self._folder), "PATH": os.environ["PATH"]}
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            cwd=self._folder,
-            env={**home, "MIXED_ROW_FILE": str(row_file), **variables},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            out, err = await process.communicate(row)
-        finally:
-            if process.returncode is None:
-                process.kill()
-        assert process.returncode is not None
-        self.ended = Ended(exit_code=process.returncode, stdout=out.decode(), stderr=err.decode())
-        return self.ended
-
-
-class HostAgentLoop(GatewayAgentLoop):
-    """Runs the program that the rig sets."""
-
-    program: HostProgram
-
-    def _program(self) -> Any:
-        return self.program
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRun:
     """A session of a program that ended, as a line of a trajectory file for each row."""
 
@@ -101,7 +47,7 @@ class AgentRun:
     ignored: set[str]
     """Fields that the program sent and that have no effect."""
 
-    program: Ended
+    program: ProgramEnd
 
     @property
     def causes(self) -> list[str]:
@@ -146,6 +92,7 @@ class GatewayRig:
     ignored: set[str] = field(default_factory=set[str])
     """Of the last session, as in `AgentRun`."""
 
+    ended: ProgramEnd | None = None
     _records: list[TrajectoryRecord] = field(default_factory=list[TrajectoryRecord])
     _sessions: int = 0
 
@@ -158,11 +105,12 @@ class GatewayRig:
             source: math or nq; the session has its tool.
             row: of the demo's training rows.
         """
-        self.ignored = set()
+        self.ignored, self.ended = set(), None
         self._sessions += 1
-        folder = self.folder / f"session{self._sessions}"
-        folder.mkdir()
-        HostAgentLoop.program = program = HostProgram(command, folder)
+        target = f"{GatewayAgentLoop.__module__}.{GatewayAgentLoop.__qualname__}"
+        words = shlex.join(str(word) for word in command)
+        agent = {"_target_": target, "command": words, "where": "host", "topk": TOPK}
+        cast(Any, _agent_loop_registry)[AGENT] = OmegaConf.create(agent)
         record = pq.read_table(self.demo / f"{source}_train.parquet").slice(row, 1).to_pylist()[0]
         record["raw_prompt"] = record.pop("prompt")
         record |= {"agent_name": AGENT, "uid": f"{'0' * 32}.{self._sessions}.{source}"}
@@ -181,8 +129,8 @@ class GatewayRig:
             made.key = f"{record['uid']}_0_{place}"
             records.append(made)
         self._records += records
-        assert program.ended is not None, records[-1].fault
-        return AgentRun(records=records, ignored=self.ignored, program=program.ended)
+        assert self.ended is not None, records[-1].fault
+        return AgentRun(records=records, ignored=self.ignored, program=self.ended)
 
     def audit(self) -> MaskReport:
         """The audit of all sessions so far."""
@@ -201,10 +149,15 @@ async def gateway_rig(demo: Path, folder: Path) -> AsyncIterator[GatewayRig]:
     settings = ServerSettings(port=0, corpus_path=demo / "corpus.jsonl")
     async with listening(app_runner(create_app(settings))) as tools:
         rig = GatewayRig(folder, demo, _worker(_config(demo, folder, tools)))
-        target = f"{HostAgentLoop.__module__}.{HostAgentLoop.__qualname__}"
-        agent = {"_target_": target, "command": "the rig's", "topk": TOPK}
+
+        async def run(*args: Any, **options: Any) -> ProgramEnd:
+            rig.ended = await program_run(*args, **options)
+            return rig.ended
+
+        program_run = AgentProgram.run
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(cast(Any, _agent_loop_registry), AGENT, OmegaConf.create(agent))
+            patch.setitem(cast(Any, _agent_loop_registry), AGENT, None)
+            patch.setattr(AgentProgram, "run", run)
             patch.setattr(
                 gateway_agent_loop, "_warn_of_ignored", lambda _, name: rig.ignored.add(name)
             )
