@@ -82,7 +82,8 @@ PROGRAMS = {
         ignored=set(),
         calls=False,  # the instructions are thousands of tokens
     ),
-    "nq_smolagents.py": Expected(causes=("",), ignored=set(), source="nq"),
+    # it demands a call of a tool, of which the model is told in words that it was not taught
+    "nq_smolagents.py": Expected(causes=("",), ignored=set(), calls=False, source="nq"),
     "math.sh": Expected(causes=("",), ignored=set()),
 }
 
