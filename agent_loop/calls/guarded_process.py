@@ -47,6 +47,7 @@ class GuardedProcess:
             self._tails = {name: _Tail(size, open_fds, ends) for name, size in kept.items()}
             options |= {name: tail.write_end for name, tail in self._tails.items()}
             self.process, self._end = guarded(command, **options)
+            open_fds.callback(self._end)
         self._ended, self._loop = asyncio.Event(), asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(self.process.pid)
         open_fds.callback(os.close, self._pidfd)
@@ -78,8 +79,7 @@ class GuardedProcess:
         """
         try:
             if not await self.ends_within(exit_s):
-                with suppress(ProcessLookupError):  # the guard is in this group and does not heed
-                    os.killpg(self.process.pid, signal.SIGTERM)
+                self.process.terminate()  # the guard passes it on
                 await self.ends_within(TERM_S)
         finally:
             self._end()

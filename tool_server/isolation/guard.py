@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_lives: "Any" = ()
+"""Sockets by which this process holds its guards; a fork of it must not hold them too."""
+
+os.register_at_fork(after_in_child=lambda: [each.close() for each in list(_lives)])
 _TO_THE_COMMAND = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGTERM)
 
 
@@ -38,8 +42,8 @@ def guarded(
         options: of `subprocess.Popen`.
 
     Returns:
-        the guard, and what tells it to end everything. The command is in the guard's process group;
-        of the signals to the group, only SIGKILL ends the guard.
+        the guard, and what tells it to end everything. The command has a process group of its own,
+        to which the guard passes SIGHUP, SIGINT and SIGTERM on.
 
     Raises:
         OSError: there is no further process or descriptor. A command that cannot be executed has
@@ -47,13 +51,17 @@ def guarded(
     """
     import socket
     import subprocess
+    from weakref import WeakSet
 
+    global _lives
+    _lives = _lives or WeakSet()
     ours, life = socket.socketpair()
+    _lives.add(ours)
 
     def end() -> None:
         with ours:
             if ours.fileno() >= 0:
-                ours.shutdown(socket.SHUT_RDWR)  # also if a fork of this process holds it
+                ours.shutdown(socket.SHUT_RDWR)  # also if a fork that C code made holds it
 
     with life:
         fd = life.fileno()  # inherited
@@ -81,11 +89,25 @@ def guard(life: int, ended: "Callable[[int], object]" = bool) -> None:
     child = os.fork()
     if child == 0:
         _prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
+        os.setpgid(0, 0)  # what it sends to its group must not reach the guard
         for number, action in actions.items():
             _signal.signal(number, _signal.SIG_DFL if action is None else action)
         os.close(woken)
         os.close(wake)
         return
+    try:  # noqa: SIM105 (contextlib takes long to import)
+        os.setpgid(child, child)
+    except OSError:  # it has done so, and executes another program already
+        pass
+
+    def pass_on(number: int, _: object) -> None:
+        try:  # noqa: SIM105
+            os.killpg(child, number)
+        except ProcessLookupError:
+            pass
+
+    for number in _TO_THE_COMMAND:
+        _signal.signal(number, pass_on)
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
     _signal.set_wakeup_fd(wake)
     null = os.open(os.devnull, os.O_RDWR)

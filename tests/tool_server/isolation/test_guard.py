@@ -66,6 +66,50 @@ def test_nothing_is_left_when_it_is_told_to_end_also_if_a_fork_holds_the_line(ma
     guard.stdout.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGQUIT, signal.SIGTERM])
+def test_what_a_command_sends_to_its_group_does_not_reach_its_guard(number: int, mark: str):
+    then = f"signal.signal({number:d}, lambda *_: None)\nos.killpg(0, {number:d})\nsys.exit(3)"
+    guard, end = guarded(leaving(mark, then), stdout=subprocess.DEVNULL)
+    assert (guard.wait(60), processes_with(mark)) == (3, [])
+    end()
+
+
+def test_a_command_that_stops_its_group_can_be_ended(mark: str):
+    guard, end = guarded(leaving(mark, "os.killpg(0, signal.SIGSTOP)"), stdout=subprocess.PIPE)
+    assert guard.stdout is not None and guard.stdout.readline() == b"7\n"
+    end()
+    assert (guard.wait(60), processes_with(mark)) == (-9, [])
+    guard.stdout.close()
+
+
+def test_a_guard_passes_sigterm_on(mark: str):
+    then = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\nprint(8, flush=True)\n"
+    guard, end = guarded(leaving(mark, f"{then}signal.pause()"), stdout=subprocess.PIPE)
+    assert guard.stdout is not None and guard.stdout.readline() == b"7\n"
+    assert guard.stdout.readline() == b"8\n"
+    guard.terminate()
+    assert (guard.wait(60), processes_with(mark)) == (4, [])
+    guard.stdout.close()
+    end()
+
+
+async def test_nothing_is_left_of_a_killed_process_also_if_a_fork_of_it_lives(mark: str):
+    started = (
+        "import os, sys, time\nfrom tool_server.isolation.guard import guarded\n"
+        f"guarded(['/bin/sh', '-c', 'sleep 1000; : {mark}'])\n"
+        "fork = os.fork()\nif fork: print(fork, flush=True)\ntime.sleep(1000)"
+    )
+    command = [sys.executable, "-c", started]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    fork = int(await process.stdout.readline())
+    process.kill()
+    ours = {process.pid, fork}  # their code has the mark too
+    await until(lambda: not {*processes_with(mark)} - ours)
+    os.kill(fork, signal.SIGKILL)
+    await process.communicate()
+
+
 def test_a_guard_keeps_no_zombies_and_no_pipes_of_its_command():
     """A daemon that ends is collected, and the end of the command's stdout is seen."""
     code = "import os, time\n" + "os.fork() or os.fork() or os._exit(0)\n" * 3
