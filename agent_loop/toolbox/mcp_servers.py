@@ -22,7 +22,13 @@ from agent_loop.calls.servers import Server
 from agent_loop.row import Row
 from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import Connection
-from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_LOST, body_of, failure_of
+from agent_loop.toolbox.mcp_client.results import (
+    HEADER_MISMATCH,
+    MAX_ERROR,
+    SESSION_LOST,
+    body_of,
+    failure_of,
+)
 from agent_loop.toolbox.mcp_client.target import target_of
 from agent_loop.toolbox.spec import ToolProvider, ToolSpec, ToolState, chosen, freed
 from config.tool_entries import ToolEntry
@@ -32,6 +38,10 @@ from tool_server.wire.responses import sendable
 
 if TYPE_CHECKING:
     import mcp_types as types
+
+
+MOST_UNANSWERED = 20
+"""Calls in a row without an answer, after which a server is replaced."""
 
 
 class McpProvider(ToolProvider):
@@ -130,8 +140,14 @@ class McpProvider(ToolProvider):
             result = await session.call_tool(
                 tool, sendable(call.payload), allow_input_required=True
             )
+        except asyncio.CancelledError:
+            connection.unanswered += 1
+            if connection.unanswered >= MOST_UNANSWERED:
+                connection.begin_to_close()  # it hangs: the next call opens a new one
+            raise
         except MCPError as error:
-            if error.code == SESSION_LOST:
+            connection.unanswered = 0
+            if error.code in (SESSION_LOST, HEADER_MISMATCH):
                 connection.begin_to_close()  # the next attempt opens a new one
             ending = await connection.why_closed()
             raise failure_of(error, tool, target, ending) from error
@@ -141,6 +157,7 @@ class McpProvider(ToolProvider):
                 tool=tool,
                 again=Again.COUNTED,
             ) from error
+        connection.unanswered = 0
         if not isinstance(result, CallToolResult):
             raise ToolUnavailable(
                 f"tool={tool!r} of {target.name} asks for input during a call, which nobody can "

@@ -56,6 +56,9 @@ class Connection:
         self.version = ""
         """Name and version of the server, as it says."""
 
+        self.unanswered = 0
+        """Calls in a row that were given up."""
+
         self._opened, self._closing = asyncio.Event(), asyncio.Event()
         self._failure = f"{target.name} was closed while it started", False
         """Why it did not open, and whether another try would end the same."""
@@ -189,7 +192,10 @@ class Connection:
         state = self._process.state() if self._process is not None else ""
         known = "; ".join(filter(None, [problem, state]))
         message = target.hidden(str(error))[:MAX_ERROR] or type(error).__name__
-        return f"{target.name} did not start: {known or message}; {remedy}", 400 <= status < 500
+        is_final = 400 <= status < 500
+        if self._process is not None:
+            is_final = self._process.cannot_be_executed
+        return f"{target.name} did not start: {known or message}; {remedy}", is_final
 
 
 def _first(error: BaseException) -> BaseException:

@@ -21,6 +21,8 @@ MAX_ERROR = 500
 """Characters of a server's error message that are kept."""
 
 _INVALID_PARAMS = -32602
+HEADER_MISMATCH = -32020
+"""The server does not take the session's headers any more: it has not executed the call."""
 
 # Codes of errors that the transports make for their own calls. JSON-RPC reserves negative numbers.
 TOO_LARGE = 7001
@@ -95,7 +97,7 @@ def failure_of(error: "MCPError", tool: str, target: ServerTarget, ending: str) 
             "the tool out with `only`",
             tool=tool,
         )
-    if code == SESSION_LOST:
+    if code in (SESSION_LOST, HEADER_MISMATCH):
         return ToolUnavailable(message, tool=tool, again=Again.UNTIL_DEADLINE, executed=False)
     if code in (NOT_SENT, HTTP_FAILED):
         return ToolUnavailable(

@@ -11,7 +11,6 @@ it is stopped, and when the worker dies in any way.
 import asyncio
 import re
 import subprocess
-import time
 from asyncio.streams import FlowControlMixin
 from contextlib import ExitStack
 from functools import partial
@@ -38,10 +37,6 @@ SHOWN_STDERR = 600
 
 EXIT_S = 2.0
 """Longest wait for the end of the process after its stdin was closed."""
-
-DEAF_S = 10.0
-"""A call that was given up after it had waited so long for the server to read ends the server,
-and the next call starts another."""
 
 LAST_WORDS_S = 0.5
 """Longest wait for the exit code of a process that closed its stdout."""
@@ -123,6 +118,13 @@ class ServerProcess(ObjectStream[SessionMessage]):
             await self._process.ends_within(LAST_WORDS_S)
         return self.state()
 
+    @property
+    def cannot_be_executed(self) -> bool:
+        """Whether the kernel refuses to execute the program, as its guard says."""
+        if (process := self._process) is None or process.process.returncode != 127:
+            return False
+        return process.printed().startswith("cannot start ")
+
     def state(self) -> str:
         """What is known of the process: fault or exit code, and the last lines of stderr."""
         parts: list[str] = []
@@ -140,17 +142,12 @@ class ServerProcess(ObjectStream[SessionMessage]):
 
     async def send(self, item: SessionMessage) -> None:
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-        began = time.monotonic()
         try:
             if not isinstance(item.message, JSONRPCNotification):  # else a call ends after its time
                 await self._stdin.drain()
         except OSError as error:
             self._closed.set()
             raise BrokenResourceError from error
-        except asyncio.CancelledError:
-            if time.monotonic() - began > DEAF_S:
-                self._closed.set()  # it would read no later call either
-            raise
         if self._closed.is_set():
             raise BrokenResourceError
         self._unsent.append(line.encode() + b"\n")

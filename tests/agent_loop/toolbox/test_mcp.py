@@ -39,7 +39,7 @@ from tests.agent_loop.toolbox.mcp_rig import (
 )
 from tests.fakes import mcp_server
 from tests.rate_limit.slots_seen import in_use
-from tool_server.wire.protocol import ToolRejected, ToolTimeout, ToolUnavailable
+from tool_server.wire.protocol import Again, ToolRejected, ToolTimeout, ToolUnavailable
 
 # --- a server of the SDK --------------------------------------------------------------------------
 
@@ -253,13 +253,14 @@ async def test_a_call_to_a_server_that_does_not_read_ends_at_its_deadline(tmp_pa
                 await rig.ask(tool, x=x)
 
 
-async def test_a_server_that_reads_nothing_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(stdio, "DEAF_S", 0.2)
+@pytest.mark.parametrize("hung", ["stuck", "hang"])  # it reads nothing, or goes on reading
+async def test_a_server_that_answers_nothing_is_replaced(hung, tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_servers, "MOST_UNANSWERED", 3)
     monkeypatch.setattr(stdio, "EXIT_S", 0.1)
     async with opened(tmp_path, timeout=0.5) as rig:
-        for tool, x in (("stuck", ""), ("count", "x" * (3 << 20)), ("count", "")):
+        for tool in (hung, hung, hung):
             with pytest.raises(ToolTimeout):
-                await rig.ask(tool, x=x)
+                await rig.ask(tool, x="x" * (1 << 20))
         await until(lambda: rig.provider._connection._task.done())  # type: ignore[union-attr]
         async with timeout(60):
             while True:
@@ -271,6 +272,16 @@ async def test_a_server_that_reads_nothing_is_replaced(tmp_path, monkeypatch):
 
 
 # --- faults ---------------------------------------------------------------------------------------
+
+
+async def test_a_program_that_cannot_be_executed_is_not_tried_again(tmp_path):
+    script = tmp_path / "server"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    with pytest.raises(ToolUnavailable, match=f"cannot start {script}: No such file") as caught:
+        async with opened(tmp_path, str(script)):
+            pass
+    assert caught.value.again is Again.NEVER and not caught.value.is_away
 
 
 async def test_a_server_that_dies_is_started_again_and_only_repeatable_calls_are_repeated(tmp_path):

@@ -12,6 +12,7 @@ from agent_loop.calls.client import ToolClient
 from agent_loop.deadline import Deadline
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.mcp_client import http
+from agent_loop.toolbox.mcp_client.results import HEADER_MISMATCH
 from agent_loop.toolbox.mcp_servers import McpProvider
 from agent_loop.toolbox.toolbox import Toolbox
 from agent_loop.watchdog import Watchdog
@@ -283,6 +284,20 @@ async def test_a_session_that_the_server_forgot_is_opened_again(tmp_path):
         result = (await rig.ask("t")).result
         assert result is not None and (result.attempts, result.body["text"]) == (1, "fine")
         assert sessions == ["another", "one", "s2"]
+
+
+async def test_a_session_whose_headers_do_not_fit_any_more_is_opened_again(tmp_path):
+    sessions: list[str] = []
+
+    async def answer(request: web.Request, request_id: Any) -> web.StreamResponse:
+        if request.headers["mcp-session-id"] != "s0":
+            return await pleasing(request, request_id)
+        error = {"code": HEADER_MISMATCH, "message": "header mismatch"}
+        body = {"jsonrpc": "2.0", "id": request_id, "error": error}
+        return web.json_response(body, status=400)
+
+    async with answering(answer, sessions) as url, opened(tmp_path, url) as rig:
+        assert await rig.text("t") == "fine" and sessions == ["s0", "s1"]
 
 
 async def test_notifications_are_dropped_and_requests_refused(tmp_path):
