@@ -426,9 +426,11 @@ class _Attempts:
         if last := self._last or (self._server.last_fault if self._server is not None else ""):
             parts.append(f"last: {last}")
         asked = self._route.names if self._server is None else self._server.name
+        limit_s = self._deadline.limit_s
+        limit = f"{limit_s:.3g}" if limit_s < 1000 else f"{limit_s:.0f}"
         return kind(
             f"no answer from {asked} for tool={self._call.tool!r} within "
-            f"{self._deadline.name}={self._deadline.limit_s:.3g} s: "
+            f"{self._deadline.name}={limit} s: "
             f"{', '.join(parts)}{f'; {why}' if why else ''}; {self._route.advice}",
             tool=self._call.tool,
         )
