@@ -34,9 +34,10 @@ _SPELLED = str.maketrans(
     {
         "\u00d7": "*", "\u00b7": "*", "\u22c5": "*", "\u2217": "*", "\u00f7": "/",
         "\u2212": "-", "\u2013": "-", "≤": "<=", "≥": ">=", "→": ",", "π": " pi ", "∞": " oo ",
-        "²": "**2", "³": "**3", "°": "*pi/180", "{": "(", "}": ")",
+        "°": "*pi/180", "{": "(", "}": ")",
     }
 )  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _REWRITTEN = (
     (  # words of Python, which are products like other short names
         r"(?<![^\W\d])(as|if|in|is|or|def|del|for|not|try)(?!\w)",
@@ -76,7 +77,10 @@ def answer(expression: str) -> dict[str, str]:
 def _result(expression: str) -> str:
     tree = parse(expression)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1]
-    binds_i = any(re.match(r"\(?i\b", ast.unparse(call.args[1])) for call in calls)
+    binds_i = any(
+        ast.unparse(call.func) in _BINDERS and re.match(r"\(?i\b", ast.unparse(call.args[1]))
+        for call in calls
+    )
     names = NAMES | ({"i": sympy.Symbol("i")} if binds_i else {})
     is_call = isinstance(tree, ast.Call)  # whose answer has the form that was asked for
     program = ast.fix_missing_locations(ast.Expression(_WithSympy().visit(tree)))
@@ -103,16 +107,19 @@ def parse(text: str) -> ast.expr:
     if "\\" in text or "$" in text:
         fail("LaTeX is not understood: write it as in (x^2+1)/sqrt(2)")
     typed = text.strip().translate(_SPELLED).rstrip("=?. ")
+    typed = re.sub("[⁰¹²³⁴-⁹⁻]+", lambda raised: f"**({raised[0].translate(_RAISED)})", typed)
     strange = re.search(r"[^\w\s.,;+\-*/^%=<>()\[\]|!]|!=|\.\s*[^\W\d]|__", typed)
     _check_order(typed[: strange.start()] if strange else typed, is_whole=strange is None)
     if strange:
         fail(f"not understood: {typed[strange.start() :][:20]!r}")
-    if re.search(r"(?<![\w.,])0\d", typed):
+    if re.search(r"(?<![\w.,])0\d|\.\d*\.|\d[eE]\d+\.\d", typed):
         fail(f"not an expression: {text.strip()[:100]!r}")
     if not re.search(r"[^\W\d]\(|\[", typed):  # there, a comma separates arguments
         typed = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", typed)
     for pattern, replacement in _REWRITTEN:
         typed = re.sub(pattern, replacement, typed)
+    if "|" in typed:
+        fail("a '|' is missing")
     try:
         program = sympy_parser.stringify_expr(typed.strip(","), NAMES, {}, _PARSER)
         return ast.parse(program, mode="eval").body
@@ -140,7 +147,8 @@ def _check_order(typed: str, is_whole: bool) -> None:
 
 _EVALUATED = (
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.List, ast.Tuple, ast.Name, ast.Constant),
-    *(ast.operator, ast.unaryop, ast.cmpop, ast.expr_context),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow),
+    *(ast.unaryop, ast.cmpop, ast.expr_context),
 )
 
 
@@ -164,7 +172,7 @@ class _WithSympy(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         if isinstance(node.left, ast.Tuple) or isinstance(node.right, ast.Tuple):
             fail("vectors are written as in [1, 2]")
-        return ast.BinOp(self.visit(node.left), node.op, self.visit(node.right))
+        return ast.BinOp(self.visit(node.left), self.visit(node.op), self.visit(node.right))
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
@@ -245,15 +253,21 @@ def _solve_one(difference: Any, unknown: Any) -> str:
         if all(isinstance(part, sympy.ImageSet) for part in parts):
             cases = [_assigned(unknown, sympy.expand(part.lamda(n))) for part in parts]
             return f"{' or '.join(cases)} for every whole n"
-    for symbol in (unknown, real):
-        with suppress(NotImplementedError):
-            roots = sympy.solve(difference.subs(unknown, symbol), symbol)
+    symbol = real if difference.has(*_OF_REALS) else unknown
+    with suppress(NotImplementedError):
+        roots = sympy.solve(difference.subs(unknown, symbol), symbol)
+        if any(root.has(sympy.CRootOf) for root in roots):
+            roots = sympy.Poly(difference, unknown).nroots(n=15)
+        if not any(root.has(sympy.Subs, sympy.Derivative) for root in roots):
             return " or ".join(_assigned(unknown, root) for root in roots) or "no solution"
     for start in (0.1, 1, -1, 3, -3, 10, -10, 100):
         with suppress(ValueError, ZeroDivisionError, TypeError):
             root = digits_of(sympy.nsolve(difference, unknown, start))
             return f"{unknown} ≈ {root} (found by search; there may be others)"
     fail("no way to solve this is known")
+
+
+_OF_REALS = (sympy.Abs, sympy.sign, sympy.floor, sympy.ceiling, sympy.Max, sympy.Min)
 
 
 def _assigned(unknown: Any, value: Any) -> str:
@@ -296,6 +310,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):  # sympify would evaluate it
         fail("this has no value")
     value = sympy.sympify(value)
+    if not isinstance(value, (sympy.Basic, sympy.MatrixBase)):  # the name of a function
+        fail("this has no value")
     if not isinstance(value, sympy.Expr):
         return plain(value)
     if value.has(sympy.zoo, sympy.nan):
@@ -387,6 +403,12 @@ def _round(value: Any, places: Any = sympy.S.Zero) -> Any:
 def _of_matrix(name: str) -> Callable[[Any], Any]:
     return lambda value: getattr(sympy.Matrix(value), name)()
 
+
+_BINDERS = (
+    *("sum", "summation", "product", "integrate", "integral", "limit", "series"),
+    *("diff", "derivative", "subs", "solve"),
+)
+"""Functions whose second argument is a variable."""
 
 _OF_SYMPY = (
     "sqrt", "cbrt", "root", "exp", "ln", "log", "sin", "cos", "tan", "sec", "csc", "cot", "asin",
