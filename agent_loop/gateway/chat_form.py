@@ -70,7 +70,7 @@ class Part(Form, kw_only=True):
     """A part of a content of OpenAI's protocols."""
 
     type: Literal["text", "refusal", "input_text", "output_text", "summary_text", "reasoning_text"]
-    text: str = ""
+    text: str | None = None
     refusal: str = ""
 
     skipped = ("annotations", "logprobs")
@@ -124,6 +124,9 @@ def texts_of(content: str | Sequence[Part | Text] | None) -> list[str]:
     """The texts of a content, which is a text or a list of parts."""
     if isinstance(content, str):
         return [content]
+    for each in content or ():
+        if each.text is None and getattr(each, "type", "") != "refusal":
+            raise wrong("content", "a part of text is required to have a `text`")
     return [each.text or getattr(each, "refusal", "") for each in content or ()]
 
 
