@@ -57,6 +57,9 @@ _SPELLINGS = [
         (r"√\s*(\w+)", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\\div(?![a-zA-Z])", "/"),
+        (r"\\text\s*\{\s*\\\$\s*\}", r"\\$"),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
         (r"\\(?:displaystyle|qquad|quad)(?![a-zA-Z])|(?<!\\)\\[,!;:> ]|~", " "),
         (r";\s*$", ""),
@@ -83,9 +86,10 @@ _SPELLINGS = [
         ),
         (r"\\text\s*\{(\s*,?\s*)\}", r"\1"),
         (
-            r"(?:,\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\s(?:and|or)\s)\s*|\s*\\(?:lor|vee|&)\s*",
+            r"(?:,\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\s(?:and|or)\s)\s*|(?<=\d)\s*\\&\s*(?=\d)",
             ", ",
         ),
+        (r"(=[^=,]*?)\s*\\(?:lor|vee)(?![a-zA-Z])\s*(?=[^=,]*=)", r"\1, "),  # x=1\lor x=2
         (r"(?<![\w.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])", r"\1\\times10^{\2}"),
         (r"^\((\w+)\)_", r"\1_"),
         (r"^(\d+)_\{?10\}?$", r"\1"),  # base ten
@@ -128,14 +132,20 @@ _LETTERS = re.compile(r"(\\text\s*\{\s*)?([A-Za-z][A-Za-z' -]+?)\s*\}?")
 
 _DIGITS = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _TIMES = r"(?:\\times|\\cdot|\*)"
-_PLAIN = rf"(?:(?:{_DIGITS}{_TIMES})?10\^(?:\{{[+-]?\d{{1,4}}\}}|\d)|{_DIGITS})"
+_PLAIN = rf"(?:(?:{_DIGITS}{_TIMES})?10\^(?:\{{[+-]?\d{{1,4}}\}}|\d{{1,4}})|{_DIGITS})"
 """A decimal, or one with a power of ten."""
 
 _NUMBER = re.compile(
-    rf"([+-]?)(?:(?P<p>{_PLAIN})(?:/(?P<q>{_PLAIN}))?"
+    rf"([+-]?)(?:(?P<p>{_PLAIN})(?:/(?P<q>[+-]?{_PLAIN}))?"
     rf"|\\frac\{{(?P<n>[+-]?{_PLAIN})\}}\{{(?P<d>[+-]?{_PLAIN})\}}"
     r"|(?P<whole>\d+)\\frac\{(?P<part>\d+)\}\{(?P<of>\d+)\})"
 )
+_BRACKETED = re.compile(
+    rf"(?:(?<=/)|(?<=\{{)|(?<=\\times)|(?<=\\cdot)|(?<=\*)|(?<![^+-]))"
+    rf"(?:(?:\(([+-]?{_PLAIN})\)|\{{([+-]?{_PLAIN})\}})(?=[/}}]|$)|[({{](10)[)}}](?=\^))"
+)
+"""A number in brackets of its own: in a ratio, a fraction or a product, and as a base."""
+
 _GROUPED = re.compile(r"([+-]?)(?:\((.*)\)|\{(.*)\})")
 
 _OF_NUMBERS = re.compile(r"(?:\\?(?:frac|sqrt|pi|times|cdot|circ|mp|pm)|[\d.\s{}()\[\]+\-*/^ie])+")
@@ -144,21 +154,22 @@ _OF_NUMBERS = re.compile(r"(?:\\?(?:frac|sqrt|pi|times|cdot|circ|mp|pm)|[\d.\s{}
 _ROOT_OR_DEGREE = r"\^(?:\\circ|\{[^{}]*(?:/|\.|\\frac))"
 _FACTOR = rf"(?<![\d.^]){_DIGITS}\)?(?:{_TIMES}?(?:\\pi|\\sqrt\{{[^{{}}]*\}}))*"
 _I = r"(?<![\\a-z}])i(?![\\a-z])"  # with a plain factor
+_POWER = r"(?:\^(?:\d|\{\d+\}))"
 _LEFT_TO_DO = [
     re.compile(pattern)
     for pattern in (
         r"^(?!.*(?<![a-z])i(?![a-z])).*[\w)}](?:[+-]|\\[mp][mp])",
         rf"(?<![\d.\w}}^]){_DIGITS}[+-]{_DIGITS}(?![\d.\w\\(^])",
-        rf"{_FACTOR}{_TIMES}\(?-?(?!10\^){_DIGITS}(?![\d.]|{_ROOT_OR_DEGREE})",
-        rf"{_FACTOR}(?:{_TIMES}\(?-?\\frac\{{\d|\(-?{_DIGITS}\))",
-        rf"(?<![\d.])(?!10\^){_DIGITS}\^(?:\d|\{{\d+\}}){_TIMES}{_DIGITS}",
+        rf"{_FACTOR}{_TIMES}(?:\((?=-?{_DIGITS}{_POWER}?\)))?-?(?!10\^){_DIGITS}(?![\d.]|{_ROOT_OR_DEGREE})"
+        rf"|{_FACTOR}(?:{_TIMES}\(?-?\\frac\{{\d|\(-?{_DIGITS}{_POWER}?\))"
+        rf"|(?<![\d.])(?!10\^){_DIGITS}{_POWER}{_TIMES}{_DIGITS}",
         rf"{_I}.*{_I}|\([^()]*{_I}[^()]*\)\^",
-        rf"(?<![\d.])(?!10\^){_DIGITS}(?!{_ROOT_OR_DEGREE})\^",
+        rf"(?:(?<![\d.])(?!10\^){_DIGITS}|\({_DIGITS}\))(?!{_ROOT_OR_DEGREE})\^",
     )
 ]
-"""Sums, but not of complex numbers; then sums, products, products of whole powers, products and
-powers of complex numbers, and whole powers of plain numbers. `2+\\sqrt{3}` is finished where the
-ground truth has a sum too, `1+i`, `10^{3}` and `2^{1/2}` always."""
+"""Sums, but not of complex numbers; then sums, products, products and powers of complex numbers,
+and whole powers of plain numbers. `2+\\sqrt{3}` is finished where the ground truth has a sum too,
+`1+i`, `10^{3}` and `2^{1/2}` always."""
 
 _IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
 """A number in a base begins with a digit, because `V_1` is a name."""
@@ -249,9 +260,10 @@ def compare(answer: str, target: str) -> Verdict:
 def exact(text: str) -> Fraction | None:
     """The exact number of a text: decimal, ratio, mixed number, power of ten; also in brackets."""
     is_negative = False
+    text = _BRACKETED.sub(r"\1\2\3", text)
     while (grouped := _GROUPED.fullmatch(text)) is not None:
         is_negative ^= grouped[1] == "-"
-        text = grouped[2] or grouped[3] or ""
+        text = _BRACKETED.sub(r"\1\2\3", grouped[2] or grouped[3] or "")
     if (found := _NUMBER.fullmatch(text)) is None:
         return None
     part = found.groupdict()
@@ -479,7 +491,8 @@ def _items(text: str) -> tuple[str, list[str]]:
     is_set = text.startswith("\\{") and text.endswith("\\}")
     items = _split(text[2:-2] if is_set else text) or [""]
     if len(items) == 1 and re.search(r"[|:=]|\\mid", text):
-        return "", [text]  # an equation, or a set by a condition
+        is_value = is_set and re.fullmatch(r"[^|:=]+=[^|:=]+", items[0])
+        return "", items if is_value else [text]  # an equation, or a set by a condition
     items = [value for item in items for value in _signs(item)]
     items = _distinct(items) if is_set else items
     if len(items) == 1 or not all(items):

@@ -542,9 +542,39 @@ FINISHED = [
     (r"4\pi\times10^{-7}", r"4\pi\cdot10^{-7}"),
     (r"2\cdot\sqrt{3}\cdot\sqrt{5}", r"2\sqrt{15}"),
     (r"3i+2i\sqrt{2}", r"(3+2\sqrt2)i"),
+    # the same products and powers, in another order or with other signs
+    (r"2^{10}\cdot5", r"5\cdot2^{10}"),
+    (r"5\cdot2^{10}", r"2^{10}\cdot5"),
+    (r"3^{20}\cdot7", r"7\times3^{20}"),
+    (r"3\times2^{99}", r"3(2^{99})"),
+    (r"1000\times1.05^{10}", r"1000(1.05)^{10}"),
+    (r"-\frac{5\cdot3^7}{2}", r"-\frac{3^7\cdot5}{2}"),
+    (r"2\times(3+\sqrt5)", r"2(3+\sqrt5)"),
+    # brackets around the parts of a number
+    (r"(-3)/4", r"-\frac34"),
+    (r"3/(-4)", r"-\frac34"),
+    (r"1/(2)", r"0.5"),
+    (r"\frac{(-3)}{4}", r"-\frac34"),
+    (r"\frac{{1}}{{2}}", r"0.5"),
+    (r"{1 \over 2}", r"0.5"),
+    (r"x=(-3)/4", r"-\frac34"),
+    (r"((-3)/4,2)", r"(-\frac34,2)"),
+    (r"{10}^6", r"10^{6}"),
+    (r"(10)^6", r"10^{6}"),
+    (r"2\times(10^{-3})", r"0.002"),
+    (r"2*(10^{-3})", r"0.002"),
+    (r"2\cdot{10}^{-3}", r"0.002"),
+    (r"10^12", r"1000000000000"),
+    (r"6.02\times10^23", r"6.02\times10^{23}"),
+    (r"1\div2", r"\frac12"),
+    (r"\{x=5\}", r"5"),
+    (r"\text{\$}2.50", r"2.5"),
 ]
 
 LEFT_TO_DO = [
+    (r"5\times(3)", r"15"),
+    (r"2\cdot3+\sqrt5", r"6+\sqrt5"),
+    (r"2\cdot(3)+\sqrt5", r"6+\sqrt5"),
     # the question, where the right answer is a number
     (r"53*60", r"3180"),
     (r"53 \times 60", r"3180"),
@@ -711,6 +741,11 @@ SMALL = [
 ]
 
 DIFFERENT = [
+    (r"(-10)^6", r"-10^{6}"),
+    (r"3(4)", r"34"),
+    (r"p \& q", r"p \lor q"),
+    (r"p, q", r"p \lor q"),
+    (r"p, q", r"p \vee q"),
     (r"0.33", r"\frac{1}{3}"),
     (r"\frac{3}{2}", r"\frac{2}{3}"),
     (r"-\frac{3}{4}", r"\frac{3}{4}"),
