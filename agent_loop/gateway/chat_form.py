@@ -75,6 +75,10 @@ class Part(Form, kw_only=True):
 
     skipped = ("annotations", "logprobs")
 
+    def __post_init__(self) -> None:
+        if self.text is None and self.type != "refusal":
+            raise ValueError("Object missing required field `text`")  # as msgspec says it
+
 
 Content = str | list[Part]
 
@@ -124,9 +128,6 @@ def texts_of(content: str | Sequence[Part | Text] | None) -> list[str]:
     """The texts of a content, which is a text or a list of parts."""
     if isinstance(content, str):
         return [content]
-    for each in content or ():
-        if each.text is None and getattr(each, "type", "") != "refusal":
-            raise wrong("content", "a part of text is required to have a `text`")
     return [each.text or getattr(each, "refusal", "") for each in content or ()]
 
 

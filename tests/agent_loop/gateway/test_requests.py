@@ -341,6 +341,8 @@ def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
         (chat, {"messages": [1]}, WRONG, "messages[0]"),
         (chat, {"messages": [HELLO, part("image_url")]}, NO, "messages[1].content[0].type"),
         (chat, {"messages": [part("input_audio")]}, NO, "messages[0].content[0].type"),
+        (chat, {"messages": [part("text")]}, WRONG, "messages[0].content[0].text"),
+        (items, {"input": [part("input_text")]}, WRONG, "input[0].content[0].text"),
         (chat, {"messages": [HELLO | {"content": 5}]}, WRONG, "messages[0].content"),
         (chat, {"messages": [HELLO | {"role": "function"}]}, WRONG, "messages[0].role"),
         (chat, {"messages": [HELLO | {"role": "robot"}]}, WRONG, "messages[0].role"),
