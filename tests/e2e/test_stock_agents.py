@@ -82,8 +82,7 @@ PROGRAMS = {
         ignored=set(),
         calls=False,  # the instructions are thousands of tokens
     ),
-    # it demands a call of a tool, of which the model is told in words that it was not taught
-    "nq_smolagents.py": Expected(causes=("",), ignored=set(), calls=False, source="nq"),
+    "nq_smolagents.py": Expected(causes=("",), ignored=set(), source="nq"),
     "math.sh": Expected(causes=("",), ignored=set()),
 }
 

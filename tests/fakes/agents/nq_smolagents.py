@@ -41,8 +41,9 @@ MAX_STEPS = 3
 
 class PlainModel(OpenAIServerModel):
     """Asks as the demo's model was taught: without an empty system message, without the words
-    before the question, and without the tool `final_answer`. Calls and results are sent back as
-    the API's own messages, not as texts. A message without a call is the final answer."""
+    before the question, without the demand of a call, and without the tool `final_answer`. Calls
+    and results are sent back as the API's own messages, not as texts. A message without a call is
+    the final answer."""
 
     said: list[Any]
     """The messages with calls so far."""
@@ -79,6 +80,7 @@ class PlainModel(OpenAIServerModel):
                 messages.append(result)
             else:
                 messages.append(message)
+        made.pop("tool_choice", None)
         return made | {"messages": messages}
 
     def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
