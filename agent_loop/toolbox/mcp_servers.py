@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 MOST_UNANSWERED = 20
-"""Calls in a row without an answer, after which a server is replaced."""
+"""Calls in a row that were given up after a quarter of their time or later, after which a server is
+replaced. Those that end with their trajectories say nothing of it."""
 
 
 class McpProvider(ToolProvider):
@@ -136,12 +137,14 @@ class McpProvider(ToolProvider):
         from mcp_types import CallToolResult
 
         session, target, tool = await connection.started(), self._target, call.tool
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
         try:
             result = await session.call_tool(
                 tool, sendable(call.payload), allow_input_required=True
             )
         except asyncio.CancelledError:
-            connection.unanswered += 1
+            connection.unanswered += loop.time() - asked_at >= self._route.timeout_s / 4
             if connection.unanswered >= MOST_UNANSWERED:
                 connection.begin_to_close()  # it hangs: the next call opens a new one
             raise

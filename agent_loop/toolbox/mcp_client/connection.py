@@ -57,7 +57,7 @@ class Connection:
         """Name and version of the server, as it says."""
 
         self.unanswered = 0
-        """Calls in a row that were given up."""
+        """Calls in a row that had no answer in their time."""
 
         self._opened, self._closing = asyncio.Event(), asyncio.Event()
         self._failure = f"{target.name} was closed while it started", False

@@ -271,6 +271,19 @@ async def test_a_server_that_answers_nothing_is_replaced(hung, tmp_path, monkeyp
                     continue
 
 
+async def test_a_call_that_ends_with_its_trajectory_says_nothing_of_its_server(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(mcp_servers, "MOST_UNANSWERED", 1)
+    async with opened(tmp_path) as rig:
+        before = await rig.text("pid")
+        asking = asyncio.create_task(rig.ask("hang"))
+        assert await rig.text("echo", x="a") == "a"  # that call is under way too
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert await rig.text("pid") == before
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 

@@ -96,15 +96,16 @@ def test_a_guard_passes_sigterm_on(mark: str):
 async def test_nothing_is_left_of_a_killed_process_also_if_a_fork_of_it_lives(mark: str):
     started = (
         "import os, sys, time\nfrom tool_server.isolation.guard import guarded\n"
-        f"guarded(['/bin/sh', '-c', 'sleep 1000; : {mark}'])\n"
+        f"held = guarded(['/bin/sh', '-c', 'sleep 1000; : {mark}'])\n"
         "fork = os.fork()\nif fork: print(fork, flush=True)\ntime.sleep(1000)"
     )
     command = [sys.executable, "-c", started]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     fork = int(await process.stdout.readline())
-    process.kill()
     ours = {process.pid, fork}  # their code has the mark too
+    await until(lambda: len({*processes_with(mark)} - ours) > 1)
+    process.kill()
     await until(lambda: not {*processes_with(mark)} - ours)
     os.kill(fork, signal.SIGKILL)
     await process.communicate()
