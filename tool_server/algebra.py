@@ -242,6 +242,10 @@ def solve(*given: Any) -> Solutions:
     return Solutions(" or ".join(cases) or "no solution")
 
 
+_OF_REALS = (sympy.Abs, sympy.sign, sympy.floor, sympy.ceiling, sympy.Max, sympy.Min)
+"""Functions for which sympy solves equations of a real unknown only."""
+
+
 def _solve_one(difference: Any, unknown: Any) -> str:
     """The values of the unknown for which the difference is 0."""
     real, n = sympy.Symbol(str(unknown), real=True), sympy.Symbol("n", integer=True)
@@ -265,9 +269,6 @@ def _solve_one(difference: Any, unknown: Any) -> str:
             root = digits_of(sympy.nsolve(difference, unknown, start))
             return f"{unknown} ≈ {root} (found by search; there may be others)"
     fail("no way to solve this is known")
-
-
-_OF_REALS = (sympy.Abs, sympy.sign, sympy.floor, sympy.ceiling, sympy.Max, sympy.Min)
 
 
 def _assigned(unknown: Any, value: Any) -> str:

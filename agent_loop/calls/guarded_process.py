@@ -66,6 +66,7 @@ class GuardedProcess:
         await self._ended.wait()
 
     async def ends_within(self, limit_s: float) -> bool:
+        """Whether it has ended, or does so within this time."""
         with suppress(TimeoutError):
             async with timeout(limit_s):
                 await self.ended()
